@@ -1,0 +1,1 @@
+"""AutoSpeed: a detector of the closest in-path object, its data and its training."""

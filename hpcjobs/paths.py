@@ -1,0 +1,96 @@
+"""Every path in a study folder, in one class."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class StudyPaths:
+    """The layout of a study folder on the shared filesystem. ``folder`` is kept absolute: jobs start elsewhere."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", Path(self.folder).absolute())
+
+    @property
+    def config(self) -> Path:
+        """The frozen configuration, the only thing that jobs read."""
+        return self.folder / "study.yaml"
+
+    @property
+    def journal(self) -> Path:
+        """Optuna's journal; everything a study knows of its trials."""
+        return self.folder / "journal.log"
+
+    @property
+    def nodes(self) -> Path:
+        """One small JSON file per array element: heartbeat and what its workers do."""
+        return self.folder / "nodes"
+
+    def node_file(self, element: str) -> Path:
+        """``element`` is ``<array job>_<array task>``."""
+        return self.nodes / f"{element}.json"
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "logs"
+
+    def worker_log(self, element: str, worker: int) -> Path:
+        return self.logs / element / f"worker_{worker:03d}.log"
+
+    def node_log(self, element: str) -> Path:
+        return self.logs / element / "node.log"
+
+    @property
+    def trials(self) -> Path:
+        return self.folder / "trials"
+
+    def trial(self, number: int) -> Path:
+        """What one trial keeps: its checkpoint and curve. A recovered trial gets a new number and a new folder."""
+        return self.trials / f"{number:05d}"
+
+    @property
+    def submitit(self) -> Path:
+        return self.folder / "submitit"
+
+    @property
+    def results(self) -> Path:
+        return self.folder / "results"
+
+    @property
+    def best_params(self) -> Path:
+        return self.results / "best_params.yaml"
+
+    @property
+    def trials_csv(self) -> Path:
+        return self.results / "trials.csv"
+
+    @property
+    def summary(self) -> Path:
+        return self.results / "summary.json"
+
+
+def write_atomically(path: Path, data: bytes | str, *, durable: bool = True) -> None:
+    """Write ``data`` under a temporary name beside ``path``, then rename it: readers see the old file or the new one.
+
+    ``durable=False`` leaves out the sync, for status files that are written again in seconds.
+    """
+    content = data.encode() if isinstance(data, str) else data
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            os.fchmod(file.fileno(), 0o644)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
