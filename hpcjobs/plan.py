@@ -1,0 +1,145 @@
+"""Pure: configuration -> what will run where. No file, no process and no device is looked at here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpcjobs.config import LOGICAL_GPUS, ClusterConfig, PartitionMode, RunConfig, StudyFile
+from hpcjobs.errors import UserError
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a submission will do, as a value that can be printed and compared.
+
+    Attributes:
+        arrays: the number of elements of each job array; an element is one node.
+        workers_per_node: workers that a node is expected to run.
+        workers_by_devices: the node starts one worker per logical GPU that it really finds, and ``workers_per_node``
+            only where it finds none.
+        cores_per_worker: CPU cores of one worker.
+        mem_gb_per_worker: host memory of one worker in GB, or None where the site does not meter it.
+        mode: partition mode that the node must be in, or None for whatever it has.
+        signal_delay_s: seconds before its end at which a job is told.
+    """
+
+    name: str
+    nodes: int
+    arrays: tuple[int, ...]
+    workers_per_node: int
+    workers_by_devices: bool
+    cores_per_worker: int
+    mem_gb_per_worker: float | None
+    mode: PartitionMode | None
+    constraint: str | None
+    comment: str | None
+    timeout_min: int | None
+    signal_delay_s: int
+    environment: dict[str, str]
+    cluster: ClusterConfig | None
+
+    @property
+    def workers(self) -> int:
+        return self.nodes * self.workers_per_node
+
+
+def make_plan(file: StudyFile, *, local_cores: int = 1) -> Plan:
+    """Plan a submission. ``local_cores``: cores of this machine, for a study without a cluster.
+
+    Raises:
+        UserError: a mode that the cluster does not offer, or several nodes without a cluster.
+    """
+    return _local(file, local_cores) if file.cluster is None else _on_cluster(file, file.cluster)
+
+
+def _local(file: StudyFile, cores: int) -> Plan:
+    run = file.run
+    if run.nodes > 1:
+        raise UserError(
+            f"--nodes: found {run.nodes}; allowed: 1 without --cluster, which runs on this "
+            "machine; name a cluster profile"
+        )
+    if run.mode is not None:
+        raise UserError(
+            f"--mode: found {run.mode!r}; allowed: no mode without --cluster, since a job's prolog sets it; "
+            "set it with python -m hpcjobs.partition (as root), or leave --mode out"
+        )
+    # two cores for a worker without a GPU: one computes, one loads data
+    workers = run.workers_per_node or max(1, cores // 2)
+    cores_per_worker = max(1, cores // workers)
+    return Plan(
+        name=file.name,
+        nodes=1,
+        arrays=(1,),
+        workers_per_node=workers,
+        workers_by_devices=run.workers_per_node is None,
+        cores_per_worker=cores_per_worker,
+        mem_gb_per_worker=None,
+        mode=None,
+        constraint=None,
+        comment=None,
+        timeout_min=None,
+        signal_delay_s=0,
+        environment={"OMP_NUM_THREADS": str(cores_per_worker)},
+        cluster=None,
+    )
+
+
+def _on_cluster(file: StudyFile, cluster: ClusterConfig) -> Plan:
+    run = file.run
+    mode = requested_mode(run, cluster)
+    fixed = run.workers_per_node or cluster.workers_per_node
+    workers = fixed or max(1, cluster.gpus_per_node * (LOGICAL_GPUS[mode] if mode else 1))
+    cores = max(1, cluster.cores_per_node // workers)
+    memory = cluster.mem_gb_per_node
+    return Plan(
+        name=file.name,
+        nodes=run.nodes,
+        arrays=split(run.nodes, cluster.max_array_size),
+        workers_per_node=workers,
+        workers_by_devices=fixed is None,
+        cores_per_worker=cores,
+        mem_gb_per_worker=None if memory is None else memory / workers,
+        mode=mode,
+        constraint=_constraint(cluster, mode),
+        comment=mode if cluster.mode.by == "comment" else None,
+        timeout_min=cluster.timeout_min,
+        # a short job still spends most of its time on trials
+        signal_delay_s=min(cluster.signal_delay_s, cluster.timeout_min * 60 // 4),
+        environment={"OMP_NUM_THREADS": str(cores), **cluster.environment},
+        cluster=cluster,
+    )
+
+
+def requested_mode(run: RunConfig, cluster: ClusterConfig) -> PartitionMode | None:
+    """The mode to ask for: the submission's, else the profile's default.
+
+    Raises:
+        UserError: the cluster does not offer it.
+    """
+    mode = run.mode or cluster.mode.default
+    if mode is not None and mode not in cluster.mode.modes:
+        offered = ", ".join(cluster.mode.modes)
+        raise UserError(
+            f"--mode: found {mode!r}; allowed on cluster {cluster.name}: {offered}"
+            if offered
+            else f"--mode: found {mode!r}; allowed on cluster {cluster.name}: none, its jobs cannot choose a partition "
+            "mode; leave --mode out (the nodes' own mode is used), or add to the profile "
+            "'mode: {by: constraint, modes: [...]}'"
+        )
+    return mode
+
+
+def split(nodes: int, largest: int) -> tuple[int, ...]:
+    """``nodes`` elements in as few arrays as the site's MaxArraySize allows, of about equal size."""
+    count = -(-nodes // largest)
+    return tuple(nodes // count + (index < nodes % count) for index in range(count))
+
+
+def _constraint(cluster: ClusterConfig, mode: PartitionMode | None) -> str | None:
+    own = cluster.constraint
+    if mode is None or cluster.mode.by != "constraint":
+        return own
+    if own is None:
+        return mode
+    return f"({own})&{mode}" if "|" in own else f"{own}&{mode}"
