@@ -1,0 +1,114 @@
+"""One line of the journal: how a record is written, how it is checked, and what is kept of a damaged line.
+
+A record is a JSON object on a line of its own, as Optuna's file journal has it, with two keys more at its end, which
+stock Optuna ignores: ``n`` counts the records of one writer, so that ``(worker_id, n)`` names a record and a retry can
+see whether it is already there; ``crc`` is the CRC-32 of all bytes of the line before it.
+
+Which lines count is one rule for every reader, stock Optuna included: a line counts if it is a JSON object with an
+``op_code``. Everything else (blank, NUL bytes, a torn record) does not count and is made blanks in place, so that no
+byte behind it moves and no record gets another number.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+_BLANK = b" \t\r\x00"
+_START = b'{"op_code":'
+_CRC_KEY = b',"crc":"'
+_CRC_LENGTH = len(_CRC_KEY) + len('01234567"}')
+
+
+def encode(record: dict[str, Any], n: int) -> bytes:
+    """The line of ``record``, with its number and checksum and the newline."""
+    body = json.dumps({**record, "n": n}, separators=(",", ":"))[:-1].encode()
+    return b'%b,"crc":"%08x"}\n' % (body, zlib.crc32(body))
+
+
+def holds(data: bytes, worker_id: str, n: int) -> bool:
+    """Whether ``data`` (whole lines) has record ``n`` of this writer."""
+    writer = b'"worker_id":"%b"' % worker_id.encode()
+    number = b',"n":%d,"crc":"' % n
+    at = data.find(number)
+    while at >= 0:
+        if data.find(writer, data.rfind(b"\n", 0, at) + 1, at) >= 0:
+            return True
+        at = data.find(number, at + 1)
+    return False
+
+
+def checksum_fits(line: bytes) -> bool:
+    """Whether the checksum of a line (without newline) is right. A record of stock Optuna has none and passes."""
+    line = line.strip(_BLANK)
+    if line[-_CRC_LENGTH:-10] != _CRC_KEY:
+        return True
+    return line[-10:-2] == b"%08x" % zlib.crc32(line[:-_CRC_LENGTH])
+
+
+def parse(line: bytes) -> dict[str, Any] | None:
+    """The record of a line, or None where the line does not count."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if is_record(record) else None
+
+
+def is_record(value: object) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("op_code"), int)
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Bytes of the journal that are no record: where, what, and whether a record was lost with them."""
+
+    offset: int
+    length: int
+    reason: str
+    text: str
+
+    @property
+    def lost(self) -> bool:
+        """False for blanks, empty lines and NUL bytes, which never were a record."""
+        return self.reason != "empty"
+
+    def describe(self) -> str:
+        what = "a record was lost" if self.lost else "nothing was lost"
+        return f"byte {self.offset}, {self.length} bytes, {self.reason}: {what}"
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def damage(offset: int, data: bytes, reason: str) -> Damage:
+    if not data.strip(_BLANK + b"\n"):
+        reason = "empty"
+    return Damage(offset, len(data), reason, data.decode("utf-8", errors="backslashreplace"))
+
+
+def whole_record_at_end(line: bytes) -> int | None:
+    """Where the last whole record of a damaged line starts: a record that was appended behind a torn one."""
+    at = line.find(_START, 1)
+    while at >= 0:
+        if parse(line[at:]) is not None and checksum_fits(line[at:]):
+            return at
+        at = line.find(_START, at + 1)
+    return None
+
+
+def find_damage(data: bytes, offset: int) -> Iterator[Damage]:
+    """Every span of ``data`` that is no record. ``data`` are whole lines that start at ``offset`` in the file."""
+    at = 0
+    for line in data.split(b"\n")[:-1]:
+        end = at + len(line) + 1
+        if parse(line) is None:
+            start = whole_record_at_end(line)
+            if start is None:
+                yield damage(offset + at, data[at:end], "not a record")
+            else:
+                yield damage(offset + at, line[:start], "torn, and the next record ran into it")
+        at = end

@@ -1,0 +1,116 @@
+"""The study's storage: damaged files open, nothing is numbered twice, stock Optuna reads what we write."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
+
+from hpcjobs.journal import StudyStorage, open_storage
+from hpcjobs.paths import StudyPaths
+
+CASES = Path(__file__).parent / "cases" / "journal"
+FINISHED_VALUES = [0.0, 0.2, 0.4, 0.6000000000000001]
+
+
+def stock_study(folder: Path) -> optuna.Study:
+    """The study as stock Optuna reads it, with nothing of ours."""
+    storage = JournalStorage(JournalFileBackend(str(folder / "journal.log")))
+    return optuna.load_study(study_name="s", storage=storage)
+
+
+def open_case(name: str, folder: Path) -> StudyStorage:
+    shutil.copy(CASES / name, folder / "journal.log")
+    return open_storage(StudyPaths(folder))
+
+
+@pytest.mark.parametrize(
+    ("case", "lost_records"),
+    [
+        ("complete_4_running_1.log", None),
+        ("torn_last_line.log", ["torn at the end"]),
+        ("torn_line_joined_with_next.log", ["torn, and the next record ran into it"]),
+        ("blank_line_inside.log", []),
+        ("nul_bytes_at_end.log", []),
+    ],
+)
+def test_damaged_journal_opens_and_tells_what_was_lost(
+    case: str, lost_records: list[str] | None, tmp_path: Path
+) -> None:
+    storage = open_case(case, tmp_path)
+    trials = optuna.load_study(study_name="s", storage=storage).get_trials()
+    assert [trial.value for trial in trials[:4]] == FINISHED_VALUES
+    assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 4 + [TrialState.RUNNING]
+    if lost_records is None:
+        assert storage.damages == []
+    else:
+        assert [damage.reason for damage in storage.damages if damage.lost] == lost_records
+        kept = [json.loads(line) for line in (tmp_path / "journal.lost.jsonl").read_text().splitlines()]
+        original = (CASES / case).read_bytes()
+        for damage in kept:
+            assert original[damage["offset"] :][: damage["length"]].decode() == damage["text"]
+
+
+@pytest.mark.parametrize("case", sorted(path.name for path in CASES.glob("*.log")))
+def test_record_after_damage_is_read_by_stock_optuna(case: str, tmp_path: Path) -> None:
+    study = optuna.load_study(study_name="s", storage=open_case(case, tmp_path))
+    study.tell(study.ask(), 0.9)
+    assert [trial.value for trial in stock_study(tmp_path).get_trials()] == [*FINISHED_VALUES, None, 0.9]
+
+
+def test_reader_that_was_open_before_the_repair_goes_on(tmp_path: Path) -> None:
+    storage = open_case("complete_4_running_1.log", tmp_path)
+    reader = open_storage(StudyPaths(tmp_path))
+    with (tmp_path / "journal.log").open("ab") as file:
+        file.write(b'{"op_code":6,"wor\0\0\0')
+    study = optuna.load_study(study_name="s", storage=storage)
+    study.tell(study.ask(), 0.9)
+    assert optuna.load_study(study_name="s", storage=reader).trials[5].value == 0.9
+    assert [damage.reason for damage in storage.damages] == ["torn at the end"]
+
+
+def test_storage_opened_before_fork_numbers_no_trial_twice(tmp_path: Path) -> None:
+    storage = open_storage(StudyPaths(tmp_path))
+    study = optuna.create_study(study_name="s", storage=storage)
+    children = []
+    for child in range(4):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                numbers = [study.ask().number for _ in range(25)]
+                (tmp_path / f"{child}.json").write_text(json.dumps(numbers))
+            finally:
+                os._exit(0)
+        children.append(pid)
+    for pid in children:
+        os.waitpid(pid, 0)
+    numbers = [n for child in range(4) for n in json.loads((tmp_path / f"{child}.json").read_text())]
+    assert sorted(numbers) == list(range(100))
+
+
+def test_appends_in_the_exclusive_section_need_no_second_lock(tmp_path: Path) -> None:
+    storage = open_storage(StudyPaths(tmp_path), deadline_s=2)
+    study = optuna.create_study(study_name="s", storage=storage)
+    with storage.exclusive():
+        trial = study.ask()
+        study.tell(trial, 1.0)
+    assert stock_study(tmp_path).best_value == 1.0
+
+
+def test_batch_is_one_append(tmp_path: Path) -> None:
+    storage = open_storage(StudyPaths(tmp_path))
+    study = optuna.create_study(study_name="s", storage=storage)
+    trial = study.ask()
+    with storage.batch():
+        trial.suggest_float("x", 0, 1)
+        trial.suggest_int("n", 1, 9)
+        before = (tmp_path / "journal.log").stat().st_size
+    assert (tmp_path / "journal.log").read_bytes()[before:].count(b"\n") == 2
+    assert set(stock_study(tmp_path).trials[0].params) == {"x", "n"}
