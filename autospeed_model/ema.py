@@ -1,0 +1,36 @@
+"""Exponential moving average of a network's weights, which is what gets evaluated."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import torch
+from torch import Tensor, nn
+
+DECAY = 0.9999
+RAMP_UPDATES = 2000  # the average follows the weights closely at first
+
+
+class WeightAverage:
+    """Averages parameters and batch statistics of ``network`` in ``network`` of its own, in float32 throughout."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.network = copy.deepcopy(network).eval().requires_grad_(False)
+        self.updates = 0
+        self._averages, self._averages_exact = _tensors(self.network)
+        self._values, self._values_exact = _tensors(network)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Move the average towards the network by one update: a few launches, whatever the number of tensors."""
+        self.updates += 1
+        decay = DECAY * (1 - math.exp(-self.updates / RAMP_UPDATES))
+        torch._foreach_lerp_(self._averages, self._values, 1 - decay)
+        torch._foreach_copy_(self._averages_exact, self._values_exact)
+
+
+def _tensors(network: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+    """Tensors to be averaged, and counters, which cannot be. Shared storage, not copies."""
+    every = [value.detach() for value in network.state_dict().values()]
+    return [v for v in every if v.is_floating_point()], [v for v in every if not v.is_floating_point()]
