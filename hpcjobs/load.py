@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import re
 import sys
@@ -130,9 +131,17 @@ def load_cluster(name: str, overrides: Mapping[KeyPath, Any] | None = None) -> C
     Raises:
         UserError: there is no such profile, or with all mistakes of the file.
     """
-    document = read_yaml(find_cluster(name))
-    data, lines = document.data, dict(document.lines)
-    for key, value in (overrides or {}).items():
+    return validate(ClusterConfig, with_overrides(read_yaml(find_cluster(name)), overrides or {}))
+
+
+def with_overrides(document: Document, overrides: Mapping[KeyPath, Any]) -> Document:
+    """The document with values of the command line in place of its own.
+
+    Raises:
+        UserError: a key leads through something that is no mapping.
+    """
+    data, lines = copy.deepcopy(document.data), dict(document.lines)
+    for key, value in overrides.items():
         target = data
         for part in key[:-1]:
             target = target.setdefault(str(part), {})
@@ -140,7 +149,7 @@ def load_cluster(name: str, overrides: Mapping[KeyPath, Any] | None = None) -> C
                 raise UserError(f"--set {dotted(key)}: {part} is no mapping in {document.path}; set {part} alone")
         target[str(key[-1])] = value
         lines[key] = COMMAND_LINE
-    return validate(ClusterConfig, replace(document, lines=lines))
+    return replace(document, data=data, lines=lines)
 
 
 def cluster_folders() -> list[Path]:

@@ -1,0 +1,133 @@
+"""The objective: named as text, ``module:function``, imported only by a worker or by the check in a process of its own.
+
+``python -m hpcjobs.objective MODULE:FUNCTION`` prints what the function declares, as JSON. The function may carry
+
+- ``parameters``: a mapping of each known name to ``{"default", "type", "min", "max", "choices"}``, all optional;
+- ``needs_data``: true if it cannot do without ``--data``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcjobs.errors import EXIT_USER_ERROR, UserError, run_entry
+
+IMPORT_TIMEOUT_S = 120
+_ALLOWED = "module:function, importable where submit is called"
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What an objective says of itself; ``parameters`` is None if it takes any names."""
+
+    parameters: Mapping[str, Mapping[str, Any]] | None
+    needs_data: bool
+
+
+def resolve(text: str) -> Callable[..., Any]:
+    """Import the function that ``text`` (``module:function``) names.
+
+    Raises:
+        UserError: there is no such module, no such attribute in it, or it cannot be called. What the module itself
+            raises while it is imported passes unchanged.
+    """
+    module_name, separator, attribute = text.partition(":")
+    if not separator or not module_name or not attribute:
+        raise UserError(f"objective: found {text!r}; allowed: {_ALLOWED}; for example my_project.training:train")
+    try:
+        target: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise UserError(
+            f"objective: found {text!r}, but there is no module {error.name!r}; allowed: {_ALLOWED}; "
+            f"install it, or call submit in the folder that holds it (now {Path.cwd()})"
+        ) from None
+    for name in attribute.split("."):
+        try:
+            target = getattr(target, name)
+        except AttributeError:
+            from hpcjobs.load import nearest
+
+            near = nearest(name, (n for n in vars(target) if not n.startswith("_")))
+            raise UserError(
+                f"objective: found {text!r}, but {module_name} ({getattr(target, '__file__', None) or 'a namespace'}) "
+                f"has no {name!r}; allowed: {_ALLOWED}{'; ' + near if near else ''}"
+            ) from None
+    if not callable(target):
+        raise UserError(
+            f"objective: found {text!r}, which is {type(target).__name__}; allowed: a function "
+            "(params, context) -> float"
+        )
+    return target  # type: ignore[no-any-return]
+
+
+def describe(text: str) -> dict[str, Any]:
+    """What the objective declares, as plain values. Imports it into this process."""
+    function = resolve(text)
+    declared = getattr(function, "parameters", None)
+    return {
+        "parameters": None if declared is None else {str(name): dict(info) for name, info in declared.items()},
+        "needs_data": bool(getattr(function, "needs_data", False)),
+        "module_file": getattr(sys.modules.get(function.__module__), "__file__", None),
+    }
+
+
+def inspect_objective(text: str, python: str | None = None) -> Declaration:
+    """Import the objective in a process of its own and return what it declares.
+
+    Raises:
+        UserError: it cannot be imported; the message ends with its own last lines.
+    """
+    command = [python or sys.executable, "-m", "hpcjobs.objective", text]
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, timeout=IMPORT_TIMEOUT_S, stdin=subprocess.DEVNULL, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        raise UserError(
+            f"objective: importing {text!r} took more than {IMPORT_TIMEOUT_S} s; allowed: a module that imports "
+            "quickly; import what is slow inside the function"
+        ) from None
+    except OSError as error:
+        raise UserError(
+            f"python: {command[0]} cannot be started ({error.strerror}); correct 'python' in the profile"
+        ) from None
+    errors = done.stderr.decode(errors="replace").strip()
+    if done.returncode == EXIT_USER_ERROR and errors.startswith("error: "):
+        raise UserError(errors.removeprefix("error: "))
+    # what the module prints while it is imported comes first; our line is the last, unless the module has ended the process
+    answer = done.stdout.decode(errors="replace").rstrip().rpartition("\n")[2]
+    if done.returncode != 0 or not answer.startswith('{"parameters": '):
+        tail = "\n  ".join((errors or answer or f"nothing, exit code {done.returncode}").splitlines()[-6:])
+        raise UserError(
+            f"objective: {text!r} cannot be imported with {command[0]}; correct the module; it says:\n  {tail}"
+        )
+    found = json.loads(answer)
+    return Declaration(found["parameters"], found["needs_data"])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m hpcjobs.objective",
+        description="Import an objective and print what it declares: its parameters, and whether it needs data.",
+        epilog="example: python -m hpcjobs.objective autospeed_model.objective:train_trial",
+    )
+    parser.add_argument("objective", help="module:function")
+    text = parser.parse_args(arguments).objective
+    print(json.dumps(describe(text)), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_entry(main))

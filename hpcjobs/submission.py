@@ -1,0 +1,139 @@
+"""From the command line of submit to a :class:`Submission`: everything validated, nothing made yet."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcjobs.config import RunConfig, StudyConfig, StudyFile
+from hpcjobs.errors import UserError
+from hpcjobs.load import load_cluster, load_study, read_study_file, validate, with_overrides
+from hpcjobs.objective import inspect_objective
+from hpcjobs.paths import StudyPaths
+from hpcjobs.plan import Plan, make_plan
+from hpcjobs.preflight import check_data, check_new_folder, check_writers
+from hpcjobs.search_space import check_search_space
+from hpcjobs.slurm import check_path
+from hpcjobs.yaml_file import KeyPath, parse_scalar, read_yaml
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What submit is about to do. ``more_trials`` are added to a study that exists."""
+
+    paths: StudyPaths
+    file: StudyFile
+    plan: Plan
+    resumed: bool = False
+    more_trials: int = 0
+
+
+def new_submission(options: argparse.Namespace) -> Submission:
+    """A new study from the command line.
+
+    Raises:
+        UserError: for any mistake in arguments, files, objective, data or folder.
+    """
+    if options.study is None:
+        raise UserError("--study: found nothing; allowed: a YAML file, such as configs/studies/experiment1.yaml")
+    if options.trials is not None and options.trials.startswith("+"):
+        raise UserError(f"--trials: found {options.trials!r}; allowed: +N only with --resume; write the number alone")
+    study, document = load_study(absolute(options.study))
+    given = {"trials": options.trials and int(options.trials), "epochs": options.epochs}
+    study = study.model_copy(update={key: value for key, value in given.items() if value})
+    overrides = _cluster_overrides(options)
+    if overrides and options.cluster is None:
+        raise UserError(
+            "--set, --account and --timeout-min: found without --cluster; allowed: with a profile to change"
+        )
+    cluster = load_cluster(options.cluster, overrides) if options.cluster is not None else None
+    data = absolute(options.data) if options.data is not None else None
+    name = options.name or options.study.stem
+    run = RunConfig(
+        nodes=options.nodes or 1,
+        mode=options.mode,
+        workers_per_node=options.workers,
+        data=data,
+        working_folder=Path.cwd(),
+    )
+    file = StudyFile(name=name, study=study, run=run, cluster=cluster)
+    plan = make_plan(file, local_cores=available_cores())
+    paths = StudyPaths(absolute(options.folder) if options.folder is not None else _default_folder(name))
+    for path in (paths.folder, Path.cwd(), *([data] if data else [])):
+        check_path(path)
+    check_new_folder(paths, group_writable=cluster is not None and cluster.group_writable_folders)
+    # inside a container the profile's python is not the login node's
+    python = cluster.python if cluster is not None and not cluster.container else None
+    declaration = inspect_objective(study.objective, python)
+    check_search_space(study, declaration, document)
+    _check_sampler_and_pruner(study)
+    check_data(data, needed=declaration.needs_data)
+    return Submission(paths, file, plan)
+
+
+def resumed_submission(options: argparse.Namespace) -> Submission:
+    """More nodes or trials for a study that exists; what it searches stays as it is.
+
+    Raises:
+        UserError: the folder is no study, or an option would change the study itself.
+    """
+    for flag in ("study", "cluster", "data", "epochs", "mode", "workers", "folder", "name"):
+        if getattr(options, flag) is not None:
+            raise UserError(
+                f"--{flag}: found together with --resume; allowed: --nodes, --trials +N, --set; leave it out"
+            )
+    if options.trials is not None and not options.trials.startswith("+"):
+        raise UserError(
+            f"--trials: found {options.trials!r} with --resume; allowed: +N, so many more; write +{options.trials}"
+        )
+    paths = StudyPaths(absolute(options.resume))
+    file = read_study_file(paths)
+    check_writers(paths.folder, group_writable=file.cluster is not None and file.cluster.group_writable_folders)
+    overrides: dict[KeyPath, Any] = {("cluster", *key): value for key, value in _cluster_overrides(options).items()}
+    if overrides and file.cluster is None:
+        raise UserError("--set, --account and --timeout-min: found for a study on this machine; leave them out")
+    if options.nodes is not None:
+        overrides[("run", "nodes")] = options.nodes
+    file = validate(StudyFile, with_overrides(read_yaml(paths.config), overrides))
+    plan = make_plan(file, local_cores=available_cores())
+    return Submission(paths, file, plan, resumed=True, more_trials=int(options.trials or 0))
+
+
+def absolute(path: Path) -> Path:
+    """Absolute and without ``..``; links are kept, since a site's own names for its filesystems are."""
+    return Path(os.path.normpath(path.expanduser().absolute()))
+
+
+def available_cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _default_folder(name: str) -> Path:
+    word = re.sub(r"[^\w.-]+", "_", name).strip("_.") or "study"
+    return absolute(Path("runs") / f"{word}-{datetime.datetime.now():%Y%m%d-%H%M%S}")
+
+
+def _check_sampler_and_pruner(study: StudyConfig) -> None:
+    from hpcjobs.sampling import make_pruner, make_sampler
+
+    make_sampler(study)
+    make_pruner(study)
+
+
+def _cluster_overrides(options: argparse.Namespace) -> dict[KeyPath, Any]:
+    overrides: dict[KeyPath, Any] = {}
+    for setting in options.set:
+        key, separator, value = setting.partition("=")
+        if not separator or not key:
+            raise UserError(f"--set: found {setting!r}; allowed: KEY=VALUE, for example timeout_min=30")
+        overrides[tuple(key.split("."))] = parse_scalar(value)
+    if options.account is not None:
+        overrides[("account",)] = options.account
+    if options.timeout_min is not None:
+        overrides[("timeout_min",)] = options.timeout_min
+    return overrides

@@ -1,0 +1,209 @@
+"""Entry: arguments and configuration -> study folder -> job array (or this machine)."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from hpcjobs.config import CONTROL_CHARACTER, MODES, PartitionMode
+from hpcjobs.errors import run_entry
+from hpcjobs.load import nearest
+from hpcjobs.paths import StudyPaths
+from hpcjobs.plan import Plan
+from hpcjobs.preflight import check_slurm
+from hpcjobs.slurm import job_script, shell_line, step_command, worker_command
+from hpcjobs.submission import Submission, new_submission, resumed_submission
+
+_EXAMPLES = """\
+examples:
+  # on this machine, without Slurm: two workers, live progress, the best parameters at the end
+  python -m hpcjobs.submit --study configs/studies/experiment1.yaml --data OUT --trials 8 --epochs 2 --workers 2
+
+  # look first: the plan, the whole sbatch text and one step's srun line; nothing is made
+  python -m hpcjobs.submit --nodes 4 --study configs/studies/experiment1.yaml --cluster lumi \\
+      --account project_465000000 --data OUT --trials 100 --epochs 5 --dry-run
+
+  # four nodes whose GPUs are split into 64 logical ones each
+  python -m hpcjobs.submit --nodes 4 --study my_study.yaml --cluster my_site.yaml --data OUT --mode cpx
+
+  # two more nodes and fifty more trials for a study that is finished, interrupted or running
+  python -m hpcjobs.submit --resume runs/experiment1-20260101-120000 --nodes 2 --trials +50
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = make_parser().parse_args(arguments)
+    submission = new_submission(options) if options.resume is None else resumed_submission(options)
+    console = Console(highlight=False)
+    if options.dry_run:
+        show_dry_run(submission, console)
+        return 0
+    return run(submission, console, wait=options.wait, detach=options.detach)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m hpcjobs.submit",
+        description="Make a study and run it: with --cluster as one Slurm array element per node, else on this machine.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--study", type=Path, metavar="YAML", help="what is searched: parameters, or a full study file")
+    parser.add_argument("--cluster", metavar="YAML|NAME", help="a profile's path, or its name in configs/clusters")
+    parser.add_argument("--data", type=Path, metavar="OUT", help="prepared data, as autospeed_model.prepare writes it")
+    parser.add_argument("--nodes", type=_positive, metavar="N", help="nodes, one array element each (default: 1)")
+    parser.add_argument("--trials", type=_trials, metavar="N", help="trials of the study (default: the study file's)")
+    parser.add_argument("--epochs", type=_positive, metavar="N", help="epochs of a trial (default: the study file's)")
+    parser.add_argument("--mode", type=_mode, help=f"partition mode of the GPUs: {', '.join(MODES)}")
+    parser.add_argument(
+        "--workers", type=_positive, metavar="N", help="workers per node (default: one per logical GPU)"
+    )
+    parser.add_argument("--folder", type=Path, metavar="F", help="the study's folder (default: runs/NAME-DATE-TIME)")
+    parser.add_argument("--name", type=_name, help="the study's name (default: that of its file)")
+    parser.add_argument("--resume", type=Path, metavar="FOLDER", help="add nodes or trials (--trials +50) to a study")
+    parser.add_argument("--account", help="short for --set account=...")
+    parser.add_argument("--timeout-min", type=_positive, metavar="MIN", help="short for --set timeout_min=...")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="overrides a key of the profile (mode.default=cpx)",
+    )
+    parser.add_argument("--wait", action="store_true", help="watch a study on Slurm until it ends")
+    parser.add_argument("--detach", action="store_true", help="do not watch a study on this machine")
+    parser.add_argument("--dry-run", action="store_true", help="show what would be done; make and submit nothing")
+    return parser
+
+
+def show(submission: Submission, console: Console) -> None:
+    """The plan as a table, with what deserves a second thought below it."""
+    from rich.table import Table
+
+    file, plan, study = submission.file, submission.plan, submission.file.study
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    rows = {
+        "study": f"{file.name} ({study.objective}, {study.direction})",
+        "folder": str(submission.paths.folder),
+        "searched": ", ".join(study.parameters),
+        "fixed": ", ".join(f"{name}={value}" for name, value in study.fixed.items()),
+        "trials": f"{study.trials} of {study.epochs} epochs; sampler {study.sampler.name}, pruner {study.pruner.name}",
+        "data": str(file.run.data) if file.run.data else "",
+        "where": f"cluster {plan.cluster.name}" if plan.cluster else "this machine",
+        "nodes": str(plan.nodes) + (f" in {len(plan.arrays)} job arrays" if len(plan.arrays) > 1 else ""),
+        "mode": plan.mode or "",
+        "workers": workers_text(plan),
+        "time limit": f"{plan.timeout_min} min a job" if plan.timeout_min else "",
+    }
+    if submission.resumed:
+        rows["trials"] = f"{submission.more_trials} more"
+    for name, value in rows.items():
+        if value:
+            table.add_row(Text(name, style="bold"), Text(value, overflow="fold"))
+    console.print(table)
+    if not submission.resumed and study.trials < 3 * plan.workers and plan.workers > 1:
+        console.print(
+            f"note: {study.trials} trials for {plan.workers} workers leave the sampler little to learn from; "
+            "it searches better with fewer workers or more trials",
+            style="yellow",
+        )
+
+
+def workers_text(plan: Plan) -> str:
+    memory = f", {plan.mem_gb_per_worker:.1f} GB" if plan.mem_gb_per_worker else ""
+    source = "one per logical GPU that is there; expected " if plan.workers_by_devices else ""
+    return f"{source}{plan.workers_per_node} a node, each {plan.cores_per_worker} cores{memory}"
+
+
+def show_dry_run(submission: Submission, console: Console) -> None:
+    """Plan, sbatch text and one step's line, as they would be submitted."""
+    paths, plan = submission.paths, submission.plan
+    show(submission, console)
+    working_folder = submission.file.run.working_folder
+    if plan.cluster is None:
+        print(f"\n# one worker's command\n{shell_line(worker_command(plan, paths, 0))}")
+    else:
+        for index, elements in enumerate(plan.arrays):
+            print(f"\n# sbatch text, job array {index + 1} of {len(plan.arrays)}")
+            print(job_script(plan, paths, elements, working_folder))
+        print(f"# one step, started by the node agent\n{shell_line(step_command(plan, paths, '%A_%a', 0))}")
+    print("\nnothing was made or submitted (--dry-run)")
+
+
+def run(submission: Submission, console: Console, *, wait: bool, detach: bool) -> int:
+    """Make the study or extend it, start it, say how to go on."""
+    from hpcjobs.launch import launch
+    from hpcjobs.study import create_study, extend, open_study
+
+    paths, file, plan = submission.paths, submission.file, submission.plan
+    if plan.cluster is not None:
+        check_slurm(plan.cluster.name)
+    show(submission, console)
+    if submission.resumed:
+        if submission.more_trials:
+            extend(open_study(paths), submission.more_trials)
+    else:
+        # what jobs load must stay ours: no write permission for others, whatever the umask (jobs inherit it)
+        consent = plan.cluster is not None and plan.cluster.group_writable_folders
+        os.umask(os.umask(0o022) | (0o002 if consent else 0o022))
+        create_study(paths, file)
+    launched = launch(paths, file, plan)
+    ids = ", ".join(launched.job_ids)
+    print(
+        f"\nsubmitted {plan.nodes} node{'s' * (plan.nodes > 1)} as job {ids}"
+        if plan.cluster
+        else "\nstarted on this machine"
+    )
+    print(next_commands(paths))
+    if detach or (plan.cluster is not None and not wait):
+        return 0
+    from hpcjobs.status import watch
+
+    watch(paths)
+    return 0
+
+
+def next_commands(paths: StudyPaths) -> str:
+    folder = shlex.quote(str(paths.folder))
+    return "\n".join(
+        [
+            f"  watch    python -m hpcjobs.status {folder}",
+            f"  results  python -m hpcjobs.collect {folder}",
+            f"  cancel   python -m hpcjobs.cancel {folder}",
+        ]
+    )
+
+
+def _positive(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"found {text!r}; allowed: a whole number of at least 1")
+    return int(text)
+
+
+def _trials(text: str) -> str:
+    _positive(text.removeprefix("+"))
+    return text
+
+
+def _mode(text: str) -> PartitionMode:
+    for mode in MODES:
+        if mode == text.lower():
+            return mode
+    near = nearest(text.lower(), MODES)
+    raise argparse.ArgumentTypeError(f"found {text!r}; allowed: {', '.join(MODES)}{'; ' + near if near else ''}")
+
+
+def _name(text: str) -> str:
+    if not text.strip() or CONTROL_CHARACTER.search(text) or len(text) > 100:
+        raise argparse.ArgumentTypeError(f"found {text!r}; allowed: one line of at most 100 characters")
+    return text
+
+
+if __name__ == "__main__":
+    sys.exit(run_entry(main))
