@@ -210,6 +210,7 @@ def _full_form(document: Document) -> Document:
         )
     prefix: KeyPath = ("parameters",) if full else ()
     moved = dict(lines) if full else {}
+    written: dict[KeyPath, KeyPath] = {}
     ranges: dict[str, Any] = {}
     fixed: dict[str, Any] = dict(data["fixed"]) if full and isinstance(data.get("fixed"), dict) else {}
     for name, value in given.items():
@@ -221,14 +222,16 @@ def _full_form(document: Document) -> Document:
                 f"{lines[('fixed', name)]}; allowed: once; remove one of the two"
             )
         (fixed if scalar else ranges)[name] = value
+        section = "fixed" if scalar else "parameters"
+        written[(section, name)] = here
         for key, line in lines.items():
             if key[: len(prefix) + 1] == here:
-                section: KeyPath = ("fixed" if scalar else "parameters",)
-                moved[section + key[len(prefix) :]] = line
+                target: KeyPath = (section, *key[len(prefix) :])
+                moved[target] = line
     result = {**data, "parameters": ranges} if full else {"parameters": ranges}
     if fixed:
         result["fixed"] = fixed
-    return Document(path, result, moved, frozenset() if full else frozenset({"parameters", "fixed"}))
+    return Document(path, result, moved, written)
 
 
 def _translate(model: type[BaseModel], document: Document, details: ErrorDetails) -> Mistake:

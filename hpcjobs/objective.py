@@ -106,7 +106,7 @@ def inspect_objective(text: str, python: str | None = None) -> Declaration:
     errors = done.stderr.decode(errors="replace").strip()
     if done.returncode == EXIT_USER_ERROR and errors.startswith("error: "):
         raise UserError(errors.removeprefix("error: "))
-    # what the module prints while it is imported comes first; our line is the last, unless the module has ended the process
+    # what the module prints while it is imported comes first; our line is the last, unless the module ended the process
     answer = done.stdout.decode(errors="replace").rstrip().rpartition("\n")[2]
     if done.returncode != 0 or not answer.startswith('{"parameters": '):
         tail = "\n  ".join((errors or answer or f"nothing, exit code {done.returncode}").splitlines()[-6:])

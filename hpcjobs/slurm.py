@@ -66,7 +66,8 @@ def submitit_parameters(plan: Plan, working_folder: Path | None = None) -> dict[
         parameters["gres"] = cluster.gres
     elif cluster.gpus_per_node:
         parameters["gpus_per_node"] = cluster.gpus_per_node
-    return {key: value for key, value in parameters.items() if value is not None}
+    # submitit names itself as the job's wckey, which sites that track them refuse
+    return {key: value for key, value in parameters.items() if value is not None} | {"wckey": None}
 
 
 def setup_lines(plan: Plan) -> list[str]:

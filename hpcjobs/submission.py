@@ -19,7 +19,7 @@ from hpcjobs.plan import Plan, make_plan
 from hpcjobs.preflight import check_data, check_new_folder, check_writers
 from hpcjobs.search_space import check_search_space
 from hpcjobs.slurm import check_path
-from hpcjobs.yaml_file import KeyPath, parse_scalar, read_yaml
+from hpcjobs.yaml_file import KeyPath, parse_value, read_yaml
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _cluster_overrides(options: argparse.Namespace) -> dict[KeyPath, Any]:
         key, separator, value = setting.partition("=")
         if not separator or not key:
             raise UserError(f"--set: found {setting!r}; allowed: KEY=VALUE, for example timeout_min=30")
-        overrides[tuple(key.split("."))] = parse_scalar(value)
+        overrides[tuple(key.split("."))] = parse_value(value)
     if options.account is not None:
         overrides[("account",)] = options.account
     if options.timeout_min is not None:

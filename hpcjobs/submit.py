@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m hpcjobs.submit",
-        description="Make a study and run it: with --cluster as one Slurm array element per node, else on this machine.",
+        description="Make a study and run it: with --cluster one Slurm array element per node, else on this machine.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

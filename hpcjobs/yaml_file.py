@@ -72,12 +72,12 @@ class Document:
     path: Path
     data: dict[str, Any]
     lines: dict[KeyPath, int] = field(default_factory=dict)
-    # parts before a key that stand in no file: the ``parameters`` of a study file that is the bare mapping
-    implied: frozenset[str] = frozenset()
+    # first two parts of a key -> how the file itself has them, where that differs
+    written: dict[KeyPath, KeyPath] = field(default_factory=dict)
 
     def shown(self, key: KeyPath) -> str:
         """``key`` as it stands in the file."""
-        return dotted(key[1:] if len(key) > 1 and key[0] in self.implied else key)
+        return dotted(self.written.get(key[:2], key[:2]) + key[2:])
 
     def line(self, key: KeyPath) -> int | None:
         """The line of ``key``, or of the nearest key around it."""
@@ -118,10 +118,18 @@ def dump_yaml(data: dict[str, Any]) -> str:
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
-def parse_scalar(text: str) -> Any:
-    """A value given on the command line, by the same rules as a plain scalar in a file."""
-    tag = _Loader("").resolve(yaml.ScalarNode, text, (True, False))
-    return _PLAIN[tag](text)
+def parse_value(text: str) -> Any:
+    """A value given on the command line, by the same rules as in a file: ``30``, ``cpx``, ``'007'``, ``[a, b]``.
+
+    Raises:
+        UserError: it is no YAML.
+    """
+    source = Path("command line")
+    try:
+        node = yaml.compose(text, _Loader)
+        return None if node is None else _Builder(source, {}).value(node, ())
+    except yaml.YAMLError as error:
+        raise UserError(_explain(source, text, error)) from None
 
 
 def _read_text(path: Path) -> str:
