@@ -1,0 +1,153 @@
+"""The exact budget: a study has as many trials as were asked for, and each ends once.
+
+All trials wait in the journal from the start. A worker claims one, runs it, and either finishes it or hands it back.
+Every step reads and appends inside the journal's exclusive section, so no trial has two owners and none ends twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from optuna.trial import FrozenTrial, TrialState
+
+from hpcjobs.failures import Failure
+from hpcjobs.owners import OWNER, Owner
+from hpcjobs.study import OpenStudy
+
+FAILURE = "hpcjobs:failure"
+RESULT = "hpcjobs:result"
+HISTORY = "retry_history"  # Optuna's own name: numbers of the trials that this one continues
+
+
+class TrialTaken(BaseException):
+    """The trial is no longer ours: it was recovered while this process did not run. Drop it.
+
+    Not an Exception, so that an objective's ``except Exception`` lets it pass.
+    """
+
+
+def token_of(trial: FrozenTrial) -> str | None:
+    owner = Owner.from_dict(trial.user_attrs.get(OWNER))
+    return owner.token if owner else None
+
+
+def is_ours(trial: FrozenTrial, token: str) -> bool:
+    return trial.state == TrialState.RUNNING and token_of(trial) == token
+
+
+def predecessor(trial: FrozenTrial) -> int | None:
+    """Number of the trial that this one continues."""
+    history = trial.system_attrs.get(HISTORY)
+    return history[-1] if history else None
+
+
+def claim(study: OpenStudy, owner: Owner) -> int | None:
+    """Take a waiting trial for ``owner``; None when nothing waits. Trials that have been begun come first."""
+    if not study.trials((TrialState.WAITING,)):
+        return None
+    with study.storage.exclusive():
+        waiting = study.trials((TrialState.WAITING,))
+        if not waiting:
+            return None
+        chosen = min(waiting, key=lambda trial: (not trial.params, trial.number))
+        # the owner first: there is no moment at which a trial of ours runs and nobody knows for whom
+        study.storage.set_trial_user_attr(chosen._trial_id, OWNER, owner.as_dict())
+        if not study.storage.set_trial_state_values(chosen._trial_id, TrialState.RUNNING):
+            raise RuntimeError(f"trial {chosen.number} was taken inside the exclusive section of the journal")
+    return chosen._trial_id
+
+
+def hand_back(study: OpenStudy, trial_id: int, token: str) -> bool:
+    """The owner gives up its running trial: it waits again, with its parameters and reports. False if not ours."""
+    with study.storage.exclusive():
+        if not is_ours(study.trial(trial_id), token):
+            return False
+        study.storage.set_trial_state_values(trial_id, TrialState.WAITING)
+    return True
+
+
+def finish(
+    study: OpenStudy,
+    trial_id: int,
+    token: str,
+    state: TrialState,
+    *,
+    value: float | None = None,
+    result: dict[str, Any] | None = None,
+    failure: Failure | None = None,
+) -> FrozenTrial:
+    """End a trial that we own as completed, pruned or failed. A pruned trial keeps its last report as its value.
+
+    Raises:
+        TrialTaken: if the trial is not ours any more, or somebody else already continues it.
+    """
+    with study.storage.exclusive():
+        trial = study.trial(trial_id)
+        if not is_ours(trial, token) or successor_of(study, trial.number) is not None:
+            raise TrialTaken(f"trial {trial.number} was recovered by somebody else")
+        if state == TrialState.PRUNED and trial.intermediate_values:
+            value = trial.intermediate_values[max(trial.intermediate_values)]
+        with study.storage.batch():
+            if result:
+                study.storage.set_trial_user_attr(trial_id, RESULT, result)
+            if failure:
+                study.storage.set_trial_user_attr(trial_id, FAILURE, failure.as_dict())
+            study.storage.set_trial_state_values(trial_id, state, None if value is None else [value])
+    return study.trial(trial_id)
+
+
+def successor_of(study: OpenStudy, number: int) -> FrozenTrial | None:
+    """The trial that continues trial ``number``, if it was recovered."""
+    return next((trial for trial in reversed(study.trials()) if predecessor(trial) == number), None)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Where the budget stands. ``failed`` are the trials' own failures; recovered ones go on under a new number."""
+
+    completed: int = 0
+    pruned: int = 0
+    failed: int = 0
+    running: int = 0
+    waiting: int = 0
+    recovered: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def budget(self) -> int:
+        return self.completed + self.pruned + self.failed + self.running + self.waiting
+
+    @property
+    def finished(self) -> int:
+        return self.completed + self.pruned + self.failed
+
+    @property
+    def left(self) -> int:
+        return self.running + self.waiting
+
+
+def count(study: OpenStudy) -> Counts:
+    """Count the trials of the budget: a recovered trial and its successor are one."""
+    trials = study.trials()
+    continued = {predecessor(trial) for trial in trials}
+    numbers = dict.fromkeys(TrialState, 0)
+    recovered = 0
+    failures: dict[str, int] = {}
+    for trial in trials:
+        if trial.state == TrialState.FAIL:
+            kind = (trial.user_attrs.get(FAILURE) or {}).get("class", "unknown")
+            failures[kind] = failures.get(kind, 0) + 1
+        if trial.number in continued:
+            recovered += 1
+        else:
+            numbers[trial.state] += 1
+    return Counts(
+        completed=numbers[TrialState.COMPLETE],
+        pruned=numbers[TrialState.PRUNED],
+        failed=numbers[TrialState.FAIL],
+        running=numbers[TrialState.RUNNING],
+        waiting=numbers[TrialState.WAITING],
+        recovered=recovered,
+        failures=failures,
+    )

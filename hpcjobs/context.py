@@ -1,0 +1,160 @@
+"""What an objective sees of its trial: where to write, when to stop, and whom to tell how it goes."""
+
+from __future__ import annotations
+
+import csv
+import math
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import optuna
+from optuna.exceptions import UpdateFinishedTrialError
+
+from hpcjobs.budget import TrialTaken, is_ours
+
+__all__ = ["HandBack", "TrialContext", "TrialTaken"]
+
+
+class HandBack(BaseException):
+    """The worker must stop: the trial goes back to the queue and will go on from its checkpoint.
+
+    Not an Exception, so that an objective's ``except Exception`` lets it pass.
+    """
+
+
+class Clock(Protocol):
+    """What the context asks its worker: is a stop ordered, and how many seconds are left before the job ends."""
+
+    def stop_ordered(self) -> bool: ...
+
+    def seconds_left(self) -> float | None: ...
+
+    def progress(self, epoch: int, value: float, figures: dict[str, float], epoch_s: float) -> None: ...
+
+
+@dataclass
+class Timing:
+    """Measured in one run of an objective, to tell whether another one still fits into the job."""
+
+    started: float = field(default_factory=time.monotonic)
+    last_report: float | None = None
+    first_report_s: float | None = None
+    first_poll_s: float | None = None
+    epoch_s: float | None = None  # the slowest of this run
+
+    def poll(self) -> None:
+        if self.first_poll_s is None:
+            self.first_poll_s = time.monotonic() - self.started
+
+    def report(self) -> float:
+        """Note a report; returns the seconds since the one before."""
+        now = time.monotonic()
+        since = now - (self.last_report if self.last_report is not None else self.started)
+        if self.last_report is None:
+            self.first_report_s = since
+        else:
+            self.epoch_s = max(since, self.epoch_s or 0.0)
+        self.last_report = now
+        return since
+
+    def as_dict(self) -> dict[str, float]:
+        figures = {"first_report_s": self.first_report_s, "first_poll_s": self.first_poll_s, "epoch_s": self.epoch_s}
+        return {name: round(value, 3) for name, value in figures.items() if value is not None}
+
+
+class TrialContext:
+    """The second argument of an objective ``(params, context) -> float``.
+
+    Attributes:
+        number: of the trial, from 0.
+        folder: the trial's own folder, which exists.
+        checkpoint: where the objective keeps its state; if the file exists, the trial goes on from it.
+        data: the dataset's folder, if the study has one.
+        epochs: how many the study asks for.
+        device: ``cuda:0`` (also on AMD GPUs) or ``cpu``.
+        figures: what the last report said besides its value.
+    """
+
+    def __init__(
+        self,
+        *,
+        trial: optuna.Trial,
+        token: str,
+        folder: Path,
+        data: Path | None,
+        epochs: int,
+        device: str,
+        clock: Clock,
+    ) -> None:
+        self.number = trial.number
+        self.folder = folder
+        self.checkpoint = folder / "checkpoint.pt"
+        self.data = data
+        self.epochs = epochs
+        self.device = device
+        self.figures: dict[str, float] = {}
+        self.timing = Timing()
+        self._trial = trial
+        self._token = token
+        self._clock = clock
+        self._reported = set(trial.storage.get_trial(trial._trial_id).intermediate_values)
+
+    @property
+    def stop_requested(self) -> bool:
+        """Poll this between steps. When true: save the checkpoint and call :meth:`hand_back`."""
+        self.timing.poll()
+        return self._clock.stop_ordered()
+
+    def hand_back(self) -> None:
+        """End this run after saving a checkpoint; the trial will go on from it."""
+        raise HandBack(f"trial {self.number} handed back")
+
+    def report(self, step: int, value: float, **figures: float) -> None:
+        """Report the objective's value after epoch ``step``, once per epoch, after saving the checkpoint.
+
+        A step that was reported before (by the run that this one continues) is not written again.
+
+        Raises:
+            ArithmeticError: if the value is not finite: the trial has diverged.
+            optuna.TrialPruned: if the pruner gives the trial up.
+            HandBack: if the worker must stop, or the job ends before another epoch would.
+            TrialTaken: if the trial was recovered by somebody else meanwhile.
+        """
+        value = float(value)
+        if not math.isfinite(value):
+            raise ArithmeticError(f"the value reported for step {step} is {value}")
+        epoch_s = self.timing.report()
+        self.figures = {name: float(figure) for name, figure in figures.items()}
+        if step not in self._reported:
+            self._reported.add(step)
+            self._append_to_curve(step, value)
+            try:
+                self._trial.report(value, step)
+            except UpdateFinishedTrialError:
+                raise TrialTaken(f"trial {self.number} has ended meanwhile") from None
+        if not is_ours(self._trial.storage.get_trial(self._trial._trial_id), self._token):
+            raise TrialTaken(f"trial {self.number} belongs to somebody else meanwhile")
+        self._clock.progress(step, value, self.figures, epoch_s)
+        if self._trial.should_prune():
+            raise optuna.TrialPruned(f"pruned after step {step}")
+        if self._clock.stop_ordered() or (step < self.epochs and not self._another_epoch_fits()):
+            self.hand_back()
+
+    def _another_epoch_fits(self) -> bool:
+        """An objective that polls can stop at any step; any other one would lose the epoch that the job's end cuts."""
+        left = self._clock.seconds_left()
+        if left is None or self.timing.first_poll_s is not None:
+            return True
+        return left > 1.2 * (self.timing.epoch_s or self.timing.first_report_s or 0.0)
+
+    def _append_to_curve(self, step: int, value: float) -> None:
+        path = self.folder / "curve.csv"
+        row: dict[str, Any] = {"step": step, "value": value, **self.figures}
+        new = not path.exists()
+        with path.open("a", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, fieldnames=list(row))
+            if new:
+                writer.writeheader()
+            writer.writerow(row)

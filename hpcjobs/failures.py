@@ -1,0 +1,86 @@
+"""Why a trial or a worker ended, and what follows from it: one class of failure, one policy."""
+
+from __future__ import annotations
+
+import enum
+import traceback
+from dataclasses import dataclass, field
+
+# Exit codes by which a worker tells its node what happened; sysexits.h names 75 a temporary failure.
+EXIT_DONE = 0
+EXIT_HANDED_BACK = 75
+EXIT_DEVICE_FAULT = 76
+EXIT_UNUSABLE = 77
+
+# The longest traceback kept in the journal; the whole one is in the worker's log.
+TRACEBACK_CHARACTERS = 4000
+
+
+class FailureClass(str, enum.Enum):
+    """The classes shown in status. The journal keeps their values."""
+
+    GPU_MEMORY = "out of GPU memory"
+    HOST_MEMORY = "out of host memory"
+    DIVERGED = "diverged"
+    OBJECTIVE = "objective error"
+    DEVICE = "device fault"
+    WORKER = "worker died"
+    NODE = "node lost"
+    TIME_LIMIT = "time limit"
+    PREEMPTION = "preemption"
+    CANCELLED = "cancelled"
+
+
+#: Faults of the machine: the trial runs again elsewhere, and the budget does not count them.
+INFRASTRUCTURE = frozenset(
+    {FailureClass.HOST_MEMORY, FailureClass.DEVICE, FailureClass.WORKER, FailureClass.NODE}
+    | {FailureClass.TIME_LIMIT, FailureClass.PREEMPTION, FailureClass.CANCELLED}
+)
+#: Faults that the trial itself may have caused; without progress in between they are believed only so often.
+SUSPICIOUS = frozenset({FailureClass.HOST_MEMORY, FailureClass.DEVICE, FailureClass.WORKER})
+
+_GPU_MEMORY_TEXTS = ("hip out of memory", "cuda out of memory", "hiperroroutofmemory", "cuda error: out of memory")
+_DEVICE_TEXTS = (
+    "hip error",
+    "cuda error",
+    "hiperror",
+    "hsa_status_error",
+    "no hip gpus are available",
+    "no cuda gpus are available",
+    "uncorrectable ecc",
+    "miopenstatusinternalerror",
+)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One failure of a trial, as the journal keeps it."""
+
+    kind: FailureClass
+    message: str
+    details: str = field(default="", repr=False)
+
+    def as_dict(self) -> dict[str, str]:
+        return {"class": self.kind.value, "message": self.message, "traceback": self.details}
+
+    @property
+    def is_infrastructure(self) -> bool:
+        return self.kind in INFRASTRUCTURE
+
+
+def classify(error: BaseException) -> Failure:
+    """Name the failure behind an exception of an objective, without importing torch to look at its classes."""
+    text = str(error).lower()
+    names = {cls.__name__ for cls in type(error).__mro__}
+    if "OutOfMemoryError" in names or any(known in text for known in _GPU_MEMORY_TEXTS):
+        kind = FailureClass.GPU_MEMORY
+    elif isinstance(error, MemoryError):
+        kind = FailureClass.HOST_MEMORY
+    elif isinstance(error, ArithmeticError):
+        kind = FailureClass.DIVERGED
+    elif isinstance(error, RuntimeError) and ("AcceleratorError" in names or any(t in text for t in _DEVICE_TEXTS)):
+        kind = FailureClass.DEVICE
+    else:
+        kind = FailureClass.OBJECTIVE
+    details = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return Failure(kind, f"{type(error).__name__}: {error}"[:500], details[-TRACEBACK_CHARACTERS:])

@@ -1,0 +1,148 @@
+"""One agent of a study looks after trials whose node is gone, and asks Slurm for all of them.
+
+Which one is told by a lease: a file that its holder rewrites with every look. Two holders for a moment do no harm,
+since a trial is recovered inside the journal's exclusive section.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import Any
+
+from optuna.trial import FrozenTrial, TrialState
+
+from hpcjobs import slurm_control
+from hpcjobs.failures import Failure, FailureClass
+from hpcjobs.heartbeat import HeartbeatWatch
+from hpcjobs.liveness import gone
+from hpcjobs.owners import OWNER, Owner
+from hpcjobs.paths import write_atomically
+from hpcjobs.recovery import recover
+from hpcjobs.study import OpenStudy
+
+log = logging.getLogger("hpcjobs.guardian")
+
+LOOK_S = 5.0
+LEASE_S = 20.0
+# Slurm is asked so often while all is well, and at every look while a running trial's node is silent
+ASK_S = 60.0
+ASK_IN_DOUBT_S = 10.0
+
+
+class Guardian:
+    """Looks after other nodes' trials as long as this agent holds the lease."""
+
+    def __init__(self, study: OpenStudy, agent: str, *, with_slurm: bool) -> None:
+        self._study = study
+        self._agent = agent
+        self._with_slurm = with_slurm
+        self._watch = HeartbeatWatch(study.paths)
+        self._lease = study.paths.nodes / ".guardian"
+        self._beat = 0
+        self._seen: tuple[Any, float] = (None, time.monotonic())
+        self._looked = -LOOK_S
+        self._asked = -ASK_S
+        self.jobs: dict[str, slurm_control.JobState] = {}
+
+    def tick(self) -> None:
+        """Call this every few seconds."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_S:
+            return
+        self._looked = now
+        if self._holds_lease(now):
+            self._look(now)
+
+    def _holds_lease(self, now: float) -> bool:
+        """Take the lease if nobody has it or its holder has been silent, by our clock, for too long."""
+        try:
+            lease = json.loads(self._lease.read_bytes())
+        except (FileNotFoundError, ValueError):
+            lease = None
+        if lease != self._seen[0]:
+            self._seen = (lease, now)
+        free = lease is None or lease.get("agent") in (self._agent, None)
+        if not free and now - self._seen[1] < LEASE_S:
+            return False
+        self._beat += 1
+        write_atomically(self._lease, json.dumps({"agent": self._agent, "beat": self._beat}), durable=False)
+        return True
+
+    def release(self) -> None:
+        """Leave the lease to the next agent at once."""
+        if self._seen[0] is not None and self._seen[0].get("agent") == self._agent:
+            write_atomically(self._lease, json.dumps({"agent": None}), durable=False)
+
+    def _look(self, now: float) -> None:
+        self._watch.look()
+        running = self._study.trials((TrialState.RUNNING,))
+        owners = [(trial, Owner.from_dict(trial.user_attrs.get(OWNER))) for trial in running]
+        strangers = [owner for _, owner in owners if owner and not owner.on_this_host]
+        jobs = self._ask(now, strangers) if self._with_slurm else None
+        for trial, owner in owners:
+            if owner is not None:
+                reason = gone(owner, self._watch, jobs)
+                if reason is not None:
+                    self._recover(trial, owner, reason)
+
+    def _ask(self, now: float, owners: list[Owner]) -> dict[str, slurm_control.JobState] | None:
+        """Slurm's states of the jobs of these owners; None if it was not asked now or does not answer."""
+        silent = [self._watch.silent_s(owner.element) for owner in owners]
+        doubt = any(seconds is None or seconds > LOOK_S * 2 for seconds in silent)
+        if not owners or now - self._asked < (ASK_IN_DOUBT_S if doubt else ASK_S):
+            return None
+        self._asked = now
+        try:
+            return slurm_control.job_states(sorted({owner.job for owner in owners if owner.job}))
+        except slurm_control.SlurmUnavailableError as error:
+            log.warning("Slurm does not answer, nothing is recovered meanwhile: %s", error)
+            return None
+
+    def _recover(self, trial: FrozenTrial, owner: Owner, reason: str) -> None:
+        failure = Failure(FailureClass.NODE, f"worker {owner.worker} of {owner.element}: {reason}")
+        successor = recover(self._study, trial._trial_id, owner.token, failure)
+        log.warning("trial %d of a lost worker goes on as trial %s: %s", trial.number, successor, reason)
+
+
+def recover_lost(study: OpenStudy, *, with_slurm: bool) -> list[tuple[int, int | None]]:
+    """One look over a study from outside: recover what certainly has no owner any more. For submit and resume.
+
+    A running trial without an owner of ours (an older journal, somebody's own script) is recovered too if no node of
+    ours is alive.
+
+    Returns:
+        Pairs of the recovered trial's number and its successor's.
+    """
+    watch = HeartbeatWatch(study.paths)
+    watch.look()
+    owners = {t._trial_id: Owner.from_dict(t.user_attrs.get(OWNER)) for t in study.trials((TrialState.RUNNING,))}
+    jobs = None
+    if with_slurm:
+        ids = {owner.job for owner in owners.values() if owner and owner.job}
+        ids |= {element.partition("_")[0] for element, report in watch.reports.items() if report.state != "ended"}
+        jobs = slurm_control.job_states(sorted(ids))
+    recovered = []
+    for trial_id, owner in owners.items():
+        if owner is None:
+            reason = None if live_nodes(watch, jobs) else "it has no owner and no node of the study is alive"
+        else:
+            reason = gone(owner, watch, jobs)
+        if reason is not None:
+            failure = Failure(FailureClass.NODE, reason)
+            successor = recover(study, trial_id, owner.token if owner else None, failure)
+            recovered.append((study.trial(trial_id).number, successor))
+    return recovered
+
+
+def live_nodes(watch: HeartbeatWatch, jobs: dict[str, slurm_control.JobState] | None) -> list[str]:
+    """Elements of the study that may still run."""
+    live = []
+    for element, report in watch.reports.items():
+        agent = Owner("", "", "", report.node, report.host, report.pid, report.start, report.agent, element)
+        if jobs is not None and element.partition("_")[0].isdigit():
+            agent = Owner(**{**agent.as_dict(), "job": element.partition("_")[0], "agent": report.agent})
+        if report.state != "ended" and gone(agent, watch, jobs) is None:
+            live.append(element)
+    return live

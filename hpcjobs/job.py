@@ -1,0 +1,71 @@
+"""The job that a node agent runs in: its names, its end, and how to queue it again."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hpcjobs import slurm_control
+
+# A requeued element starts again at most so often; whoever wants more resumes the study.
+MOST_REQUEUES = 100
+
+
+@dataclass(frozen=True)
+class Job:
+    """One element of a submission: an array element under Slurm, or a process of this machine."""
+
+    element: str  # names its files: <array job>_<array task>
+    slurm_id: str | None  # what scontrol takes; None on this machine alone
+    restarts: int = 0
+    end: float | None = None  # Unix time, as the environment tells it
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Job:
+        array, task = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
+        job = environment.get("SLURM_JOB_ID")
+        if job is None or environment.get("SUBMITIT_EXECUTOR") == "local":
+            number = environment.get("SUBMITIT_LOCAL_JOB_ID", str(os.getpid()))
+            return cls(element=f"{socket.gethostname()}_{number}", slurm_id=None)
+        end = environment.get("SLURM_JOB_END_TIME")
+        return cls(
+            element=f"{array}_{task}" if array and task else f"{job}_0",
+            slurm_id=f"{array}_{task}" if array and task else job,
+            restarts=int(environment.get("SLURM_RESTART_COUNT") or 0),
+            end=float(end) if end else None,
+        )
+
+    def state(self) -> slurm_control.JobState:
+        """What Slurm says of this element; GONE where it does not know it.
+
+        Raises:
+            SlurmUnavailableError: if Slurm did not answer.
+        """
+        assert self.slurm_id is not None
+        return slurm_control.job_states([self.slurm_id]).get(self.slurm_id, slurm_control.GONE)
+
+    def ask_end(self) -> float | None:
+        """Unix time of this node's clock at which the job ends, from the time that Slurm says is left."""
+        if self.slurm_id is None:
+            return None
+        try:
+            left = self.state().left_s
+        except slurm_control.SlurmUnavailableError:
+            left = None
+        return self.end if left is None else time.time() + left
+
+    def may_requeue(self) -> bool:
+        """Whether queueing this element again is ours to do: nobody cancelled it and Slurm does not do it itself.
+
+        Raises:
+            SlurmUnavailableError: if Slurm did not answer.
+        """
+        return self.slurm_id is not None and self.restarts < MOST_REQUEUES and self.state().state == "RUNNING"
+
+    def requeue(self) -> None:
+        """Queue this element again; Slurm then ends this run of it."""
+        assert self.slurm_id is not None
+        slurm_control.requeue(self.slurm_id)

@@ -1,0 +1,115 @@
+"""Starts node agents through submitit: one array element per node, or one process of this machine.
+
+Every submission leaves a record in the study folder, by which ``cancel`` and ``resume`` find its jobs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcjobs.config import StudyFile
+from hpcjobs.paths import StudyPaths, write_atomically
+from hpcjobs.plan import Plan
+from hpcjobs.slurm import agent_python, submitit_parameters
+
+# submitit ends local jobs after a time; a study of this machine has none
+LOCAL_TIMEOUT_MIN = 60 * 24 * 365
+
+
+@dataclass(frozen=True)
+class Launched:
+    """One submission: Slurm's job ids, or the local controller's process id."""
+
+    job_ids: tuple[str, ...]
+    elements: int
+    slurm: bool
+    host: str
+
+
+def jobs_folder(paths: StudyPaths) -> Path:
+    return paths.folder / "jobs"
+
+
+def _cancel_file(paths: StudyPaths) -> Path:
+    return paths.folder / "cancelled"
+
+
+def cancel_requested(paths: StudyPaths) -> bool:
+    """Whether somebody has cancelled the study; agents look at this at every beat."""
+    return _cancel_file(paths).exists()
+
+
+def request_cancel(paths: StudyPaths) -> None:
+    write_atomically(_cancel_file(paths), "")
+
+
+def recorded(paths: StudyPaths) -> list[Launched]:
+    """All submissions of this study."""
+    found = []
+    for path in sorted(jobs_folder(paths).glob("*.json")):
+        data: dict[str, Any] = json.loads(path.read_bytes())
+        found.append(Launched(**{**data, "job_ids": tuple(data["job_ids"])}))
+    return found
+
+
+def launch(paths: StudyPaths, file: StudyFile, plan: Plan) -> Launched:
+    """Start ``plan.nodes`` node agents for the study in the folder; also for one that is running already."""
+    from hpcjobs.guardian import recover_lost
+    from hpcjobs.study import open_study
+
+    _cancel_file(paths).unlink(missing_ok=True)
+    recover_lost(open_study(paths), with_slurm=plan.cluster is not None)
+    paths.submitit.mkdir(parents=True, exist_ok=True)
+    paths.nodes.mkdir(exist_ok=True)
+    launched = _launch_local(paths) if plan.cluster is None else _launch_slurm(paths, file, plan)
+    name = "-".join(launched.job_ids) or "none"
+    write_atomically(jobs_folder(paths) / f"{name}.json", json.dumps(asdict(launched)))
+    return launched
+
+
+def _launch_slurm(paths: StudyPaths, file: StudyFile, plan: Plan) -> Launched:
+    import submitit
+
+    from hpcjobs.node import run_node
+
+    executor = submitit.SlurmExecutor(folder=paths.submitit, python=agent_python(plan))
+    executor.update_parameters(**submitit_parameters(plan, file.run.working_folder))
+    ids: list[str] = []
+    for elements in plan.arrays:
+        jobs = executor.map_array(run_node, [str(paths.folder)] * elements)
+        ids.append(jobs[0].job_id.partition("_")[0])
+    return Launched(tuple(ids), plan.nodes, True, socket.gethostname())
+
+
+def _launch_local(paths: StudyPaths) -> Launched:
+    import submitit
+
+    from hpcjobs.node import run_node
+
+    executor = submitit.LocalExecutor(folder=paths.submitit)
+    executor.update_parameters(timeout_min=LOCAL_TIMEOUT_MIN)
+    # submitit's local executor hides all GPUs from jobs that do not ask for any
+    environment = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES")}
+    with _ignored(signal.SIGINT, signal.SIGHUP):
+        job = executor.submit(run_node, str(paths.folder), environment)
+    return Launched((str(job.job_id),), 1, False, socket.gethostname())
+
+
+@contextlib.contextmanager
+def _ignored(*numbers: signal.Signals) -> Iterator[None]:
+    """A child that starts meanwhile ignores these signals: submitit's controller would kill the agent at once on
+    Ctrl-C, while the agent itself takes its time to stop the workers."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

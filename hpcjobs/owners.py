@@ -1,0 +1,83 @@
+"""Who runs a trial, and whether a process is still the one that it was."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from hpcjobs.journal_lock import boot_id
+
+OWNER = "hpcjobs:owner"
+
+
+def process_start(pid: int) -> str | None:
+    """Boot and start time (clock ticks) of a living process; None when there is none, or only its zombie."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # the command name in parentheses may hold spaces and parentheses itself
+    after_name = text.rpartition(")")[2].split()
+    if after_name[0] in "ZX":
+        return None
+    return f"{boot_id()[:8]}:{after_name[19]}"
+
+
+def process_alive(pid: int, start: str) -> bool:
+    """Is process ``pid`` of this host the one that began at ``start``?"""
+    return process_start(pid) == start
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The worker that runs a trial. ``token`` is drawn anew for every start of a worker."""
+
+    job: str
+    task: str
+    step: str
+    node: str
+    host: str
+    pid: int
+    start: str
+    token: str
+    element: str = ""
+    agent: str = ""  # token of the node agent that started the worker
+    worker: int = 0
+
+    @classmethod
+    def of_this_process(cls, *, element: str, agent: str, worker: int, token: str) -> Owner:
+        environment = os.environ
+        return cls(
+            job=environment.get("SLURM_ARRAY_JOB_ID") or environment.get("SLURM_JOB_ID", ""),
+            task=environment.get("SLURM_ARRAY_TASK_ID", ""),
+            step=environment.get("SLURM_STEP_ID", ""),
+            node=environment.get("SLURMD_NODENAME") or socket.gethostname(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            start=process_start(os.getpid()) or "",
+            token=token,
+            element=element,
+            agent=agent,
+            worker=worker,
+        )
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Owner | None:
+        """Read the attribute of a trial; None for what is not one of ours."""
+        if not isinstance(data, dict) or not data.get("token"):
+            return None
+        known = {f.name for f in fields(cls)}
+        try:
+            return cls(**{key: value for key, value in data.items() if key in known})
+        except TypeError:
+            return None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def on_this_host(self) -> bool:
+        return self.host == socket.gethostname()

@@ -1,0 +1,138 @@
+"""A worker's second thread: it writes the worker's status, hears the agent's orders and knows how much time is left."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+from types import FrameType
+from typing import Any
+
+from hpcjobs.budget import hand_back
+from hpcjobs.failures import EXIT_HANDED_BACK
+from hpcjobs.heartbeat import BEAT_S, WorkerStatus, write_status
+from hpcjobs.owners import process_alive, process_start
+from hpcjobs.paths import StudyPaths
+from hpcjobs.spec import Control, WorkerSpec
+from hpcjobs.study import open_study
+
+log = logging.getLogger("hpcjobs.worker")
+
+TICK_S = 0.5
+# hand back by force so long before the job ends, where the objective did not listen
+FORCE_BEFORE_END_S = 5.0
+
+
+class Pulse:
+    """Implements :class:`hpcjobs.context.Clock` for the contexts of a worker's trials."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self.reason: str | None = None
+        self._spec = spec
+        self._control = Control()
+        self._stop_seen: float | None = None
+        self._wake = threading.Event()
+        self._ended = threading.Event()
+        self._trial_id: int | None = None
+        start = process_start(os.getpid()) or ""
+        self._status = WorkerStatus(
+            spec.worker, spec.token, os.getpid(), start, device=spec.device, restarts=spec.restarts
+        )
+        self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
+
+    def start(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        self._hear()
+        write_status(self._spec.status, self._status)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; the last status says so."""
+        self._ended.set()
+        self._wake.set()
+        self._thread.join()
+        self._status.state = "ended"
+        write_status(self._spec.status, self._status)
+
+    def wait(self, seconds: float) -> None:
+        """Sleep, but not past an order to stop."""
+        self._wake.wait(seconds)
+
+    def stop_ordered(self) -> bool:
+        return self.reason is not None
+
+    def seconds_left(self) -> float | None:
+        """Until workers of this job must begin to stop; None without a limit."""
+        return None if self._control.stop_at is None else self._control.stop_at - time.time()
+
+    def update(self, **what: Any) -> None:
+        self._status = replace(self._status, **what)
+
+    def begin_trial(self, number: int, trial_id: int, epochs: int) -> None:
+        self._trial_id = trial_id
+        self.update(state="running", trial=number, epoch=0, epochs=epochs, value=None, images_per_s=None)
+
+    def end_trial(self) -> None:
+        self._trial_id = None
+        self.update(trial=None, state="idle")
+
+    def trial_finished(self) -> None:
+        self.update(finished=self._status.finished + 1)
+
+    def progress(self, epoch: int, value: float, figures: dict[str, float], epoch_s: float) -> None:
+        speed = figures.get("images_per_s")
+        self.update(epoch=epoch, value=value, images_per_s=speed, epoch_s=round(epoch_s, 3))
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        # only plain assignments: a signal may come while a lock is held
+        if self.reason is None:
+            self.reason = f"signal {signal.Signals(number).name}"
+        self._wake.set()
+
+    def _hear(self) -> None:
+        self._control = Control.read(self._spec.control)
+        if self.reason is not None:
+            return
+        left = self.seconds_left()
+        if self._control.stop:
+            self.reason = self._control.stop
+        elif left is not None and left <= 0:
+            self.reason = "time limit"
+        elif not process_alive(self._spec.agent_pid, self._spec.agent_start):
+            self.reason = "the node agent is gone"
+
+    def _beat(self) -> None:
+        last = 0.0
+        while not self._ended.wait(TICK_S):
+            self._hear()
+            now = time.monotonic()
+            if self.reason is not None:
+                self._stop_seen = self._stop_seen or now
+                self._status.state, self._status.message = "stopping", self.reason
+                self._wake.set()
+                if self._overdue(now):
+                    self._force_hand_back()
+            if now - last >= BEAT_S:
+                last = now
+                self._status.beat += 1
+                write_status(self._spec.status, self._status)
+
+    def _overdue(self, now: float) -> bool:
+        """The objective neither polls nor reports: the grace is over, or the job is about to end."""
+        assert self._stop_seen is not None
+        if self._control.end is not None and self.reason == "time limit":
+            return time.time() > self._control.end - FORCE_BEFORE_END_S
+        return now - self._stop_seen > self._control.grace_s
+
+    def _force_hand_back(self) -> None:
+        """Give the trial back over the objective's head and leave: it loses what it did since its last checkpoint."""
+        trial_id = self._trial_id
+        if trial_id is not None:
+            log.warning("the objective does not stop: its trial is handed back as of its last checkpoint")
+            # a storage of this thread's own: the other thread may hold the shared one for long
+            hand_back(open_study(StudyPaths(self._spec.folder)), trial_id, self._spec.token)
+        os._exit(EXIT_HANDED_BACK)

@@ -1,0 +1,101 @@
+"""From the study file to Optuna: samplers, pruners and the values of one trial."""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from hpcjobs.config import Categorical, Choice, Int, LogUniform, NamedWithOptions, StudyConfig, Uniform
+from hpcjobs.errors import UserError
+
+if TYPE_CHECKING:
+    import optuna
+
+SAMPLERS = {
+    "tpe": "TPESampler",
+    "random": "RandomSampler",
+    "qmc": "QMCSampler",
+    "cmaes": "CmaEsSampler",
+    "gp": "GPSampler",
+}
+PRUNERS = {
+    "none": "NopPruner",
+    "median": "MedianPruner",
+    "percentile": "PercentilePruner",
+    "asha": "SuccessiveHalvingPruner",
+    "hyperband": "HyperbandPruner",
+    "threshold": "ThresholdPruner",
+    "patient": "PatientPruner",
+    "wilcoxon": "WilcoxonPruner",
+}
+
+
+def _class_name(kind: str, named: NamedWithOptions, known: dict[str, str]) -> str:
+    if named.name in known:
+        return known[named.name]
+    nearest = difflib.get_close_matches(named.name, known, n=1)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    raise UserError(f"study: unknown {kind} {named.name!r}; allowed are {', '.join(sorted(known))}{hint}")
+
+
+def _build(kind: str, named: NamedWithOptions, module: Any, class_name: str, **more: Any) -> Any:
+    options: dict[str, Any] = dict(named.options)
+    if class_name == "PatientPruner":
+        options.setdefault("patience", 1)
+        more["wrapped_pruner"] = None
+    with warnings.catch_warnings():
+        # the options that a study needs (constant_liar, multivariate) are marked experimental since years
+        warnings.simplefilter("ignore")
+        try:
+            return getattr(module, class_name)(**options, **more)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"study: the options {options} of {kind} {named.name!r} do not work: {error}") from error
+
+
+def make_sampler(config: StudyConfig, trial_number: int | None = None) -> optuna.samplers.BaseSampler:
+    """The study's sampler, seeded for one trial: what a trial draws does not depend on the worker that draws it.
+
+    Raises:
+        UserError: for an unknown name or options that the sampler refuses.
+    """
+    import numpy as np
+    import optuna
+
+    seed = None
+    if config.seed is not None:
+        seed = int(np.random.SeedSequence([config.seed, trial_number or 0]).generate_state(1)[0])
+    class_name = _class_name("sampler", config.sampler, SAMPLERS)
+    sampler: optuna.samplers.BaseSampler = _build("sampler", config.sampler, optuna.samplers, class_name, seed=seed)
+    return sampler
+
+
+def make_pruner(config: StudyConfig) -> optuna.pruners.BasePruner:
+    """The study's pruner.
+
+    Raises:
+        UserError: for an unknown name or options that the pruner refuses.
+    """
+    import optuna
+
+    class_name = _class_name("pruner", config.pruner, PRUNERS)
+    pruner: optuna.pruners.BasePruner = _build("pruner", config.pruner, optuna.pruners, class_name)
+    return pruner
+
+
+def suggest(trial: optuna.Trial, config: StudyConfig) -> dict[str, Choice]:
+    """The values of one trial: the fixed ones and those of the search space.
+
+    Values that the trial already has (it was handed back, or goes on for another one) stay as they are.
+    """
+    values: dict[str, Choice] = dict(config.fixed)
+    for name, space in config.parameters.items():
+        if isinstance(space, Uniform):
+            values[name] = trial.suggest_float(name, space.min, space.max)
+        elif isinstance(space, LogUniform):
+            values[name] = trial.suggest_float(name, space.min, space.max, log=True)
+        elif isinstance(space, Int):
+            values[name] = trial.suggest_int(name, space.min, space.max, step=space.step, log=space.log)
+        elif isinstance(space, Categorical):
+            values[name] = trial.suggest_categorical(name, space.values)
+    return values

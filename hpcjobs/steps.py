@@ -1,0 +1,198 @@
+"""The workers of one node as processes: start, restart after a pause, leave out what keeps failing, end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hpcjobs.devices import Place
+from hpcjobs.failures import EXIT_DEVICE_FAULT, EXIT_DONE, EXIT_HANDED_BACK, EXIT_UNUSABLE
+from hpcjobs.heartbeat import WorkerStatus, read_status
+from hpcjobs.owners import process_alive
+from hpcjobs.spec import NODE_FOLDER, WorkerSpec, spec_file, status_file
+
+log = logging.getLogger("hpcjobs.node")
+
+# a device that fails so often is left out for the rest of the job
+MOST_DEVICE_FAULTS = 2
+# a worker that dies so often in a row without finishing a trial is left out
+MOST_DEATHS = 6
+LONGEST_PAUSE_S = 60.0
+# a worker whose status has not changed for so long is taken for hung, and killed
+HUNG_S = 600.0
+STARTING_S = 300.0
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How one process of a worker ended. ``code`` is negative for a signal, as srun's 128 + signal is too."""
+
+    worker: int
+    token: str
+    code: int
+    log: Path
+
+    @property
+    def is_death(self) -> bool:
+        return self.code not in (EXIT_DONE, EXIT_HANDED_BACK, EXIT_DEVICE_FAULT, EXIT_UNUSABLE)
+
+
+class Step:
+    """One worker's slot: its place on the node, its present process and its history."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        place: Place,
+        node_folder: Path,
+        worker_log: Path,
+        command: list[str],
+        *,
+        writes_own_log: bool,
+    ) -> None:
+        self.index = spec.worker
+        self.state = "pending"  # pending, live, done, handed back, out
+        self.message = ""
+        self.status: WorkerStatus | None = None
+        self._spec = spec
+        self._place = place
+        self._node_folder = node_folder
+        self._log = worker_log
+        self._command = command
+        self._writes_own_log = writes_own_log
+        self._process: subprocess.Popen[bytes] | None = None
+        self._starts = 0
+        self._deaths = 0
+        self._device_faults = 0
+        self._due = 0.0
+        self._changed = 0.0
+        self._finished_before = 0
+
+    @property
+    def live(self) -> bool:
+        return self.state == "live"
+
+    @property
+    def starting(self) -> bool:
+        return self.live and self.status is None
+
+    def due(self) -> bool:
+        return self.state == "pending" and time.monotonic() >= self._due
+
+    def start(self) -> None:
+        """Start the process under a new token, so that what its predecessor left is never taken for its own."""
+        token = secrets.token_hex(8)
+        self._spec = replace(self._spec, token=token, restarts=self._starts)
+        self._spec.write(spec_file(self._node_folder, self.index))
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        environment = {**os.environ, NODE_FOLDER: str(self._node_folder)}
+        with self._log.open("ab") as output:
+            # a session of its own: Ctrl-C in a terminal reaches the agent alone, which then stops the workers
+            self._process = subprocess.Popen(
+                self._command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=None if self._writes_own_log else output,
+                stderr=None if self._writes_own_log else subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._starts += 1
+        self.status = None
+        self.state = "live"
+        self._changed = time.monotonic()
+
+    def look(self) -> None:
+        """Read the status file, and end a process that has not moved for long."""
+        status = read_status(status_file(self._node_folder, self.index))
+        if status is None or status.token != self._spec.token:
+            status = None
+        now = time.monotonic()
+        if status != self.status:
+            self.status, self._changed = status, now
+        allowed = STARTING_S if self.status is None else HUNG_S
+        if self.live and now - self._changed > allowed:
+            log.error("worker %d has not moved for %.0f s and is ended", self.index, allowed)
+            self.kill()
+
+    def reap(self) -> Ending | None:
+        """If the process has ended: how. The step's next state is decided with it."""
+        if self._process is None or self._process.poll() is None:
+            return None
+        code = self._process.returncode
+        self._process = None
+        self.look()
+        # srun can die alone; nothing of its step may go on while the trial is given to another
+        self._kill_worker_process()
+        ending = Ending(self.index, self._spec.token, code, self._log)
+        self._decide(ending)
+        return ending
+
+    def _decide(self, ending: Ending) -> None:
+        finished = self.status.finished if self.status else 0
+        self._deaths = 1 if finished > 0 else self._deaths + 1
+        if ending.code == EXIT_DONE:
+            self.state = "done"
+        elif ending.code == EXIT_HANDED_BACK:
+            self.state = "handed back"
+        elif ending.code == EXIT_DEVICE_FAULT:
+            self._device_faults += 1
+            if self._device_faults >= MOST_DEVICE_FAULTS:
+                self._leave_out(f"{self._place.device or 'the device'} failed {self._device_faults} times")
+            else:
+                self.restart(1.0)
+        elif ending.code == EXIT_UNUSABLE:
+            self._leave_out(f"it cannot run trials; see {self._log}")
+        elif self._deaths >= MOST_DEATHS:
+            self._leave_out(f"it died {self._deaths} times without finishing a trial; see {self._log}")
+        else:
+            self.restart(min(LONGEST_PAUSE_S, 2.0 ** (self._deaths - 1)))
+
+    def _leave_out(self, why: str) -> None:
+        self.state, self.message = "out", why
+        log.error("worker %d is left out: %s", self.index, why)
+
+    def restart(self, after_s: float) -> None:
+        self.state = "pending"
+        self._due = time.monotonic() + after_s
+
+    def kill(self) -> None:
+        """End the process now, with all that it started."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._kill_worker_process()
+
+    def _kill_worker_process(self) -> None:
+        status = self.status
+        if status is None or status.token != self._spec.token or not process_alive(status.pid, status.start):
+            return
+        log.warning("process %d of worker %d is still there and is killed", status.pid, self.index)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(status.pid, signal.SIGKILL)
+        end = time.monotonic() + 10.0
+        while process_alive(status.pid, status.start) and time.monotonic() < end:
+            time.sleep(0.02)
+
+    def report(self) -> WorkerStatus:
+        """What the node's file says of this worker."""
+        status = self.status or WorkerStatus(self.index, self._spec.token, 0, "", device=self._place.device)
+        if self.live:
+            return status
+        names = {"pending": "waiting to restart" if self._starts else "starting", "out": "left out"}
+        return replace(status, state=names.get(self.state, "ended"), trial=None, message=self.message)
+
+
+def start_due(steps: list[Step], at_once: int, pause_s: float, wait: Callable[[float], None]) -> None:
+    """Start what is due, at most ``at_once`` being at their start at any time: 64 at once swamp slurmd and the disk."""
+    for step in steps:
+        if step.due() and sum(other.starting for other in steps) < at_once:
+            step.start()
+            wait(pause_s)

@@ -1,0 +1,108 @@
+"""The Optuna study in a study folder: making it, opening it, giving it more trials."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import optuna
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from hpcjobs.config import StudyFile
+from hpcjobs.errors import UserError
+from hpcjobs.journal import StudyStorage, open_storage
+from hpcjobs.load import read_study_file, write_study_file
+from hpcjobs.paths import StudyPaths
+from hpcjobs.sampling import make_pruner, make_sampler
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+
+@dataclass(frozen=True)
+class OpenStudy:
+    """A study of a folder with its storage: what budget, recovery, status and workers act on."""
+
+    paths: StudyPaths
+    file: StudyFile
+    storage: StudyStorage
+    study_id: int
+    name: str
+
+    def trials(self, states: Container[TrialState] | None = None) -> list[FrozenTrial]:
+        """The trials as they are now in the journal. They are shared with the storage: do not change them."""
+        return self.storage.get_all_trials(self.study_id, deepcopy=False, states=states)
+
+    def trial(self, trial_id: int) -> FrozenTrial:
+        return self.storage.get_trial(trial_id)
+
+    def optuna_study(self, trial_number: int | None = None) -> optuna.Study:
+        """The study as Optuna's own class, with sampler and pruner; made anew for each trial.
+
+        A fresh object has no cache of trials from before, and its sampler is seeded for this trial.
+        """
+        return optuna.load_study(
+            study_name=self.name,
+            storage=self.storage,
+            sampler=make_sampler(self.file.study, trial_number),
+            pruner=make_pruner(self.file.study),
+        )
+
+
+def create_study(paths: StudyPaths, file: StudyFile) -> OpenStudy:
+    """Make the study in the folder, with all its trials waiting, and write ``study.yaml`` if it is not there.
+
+    The number of trials is fixed here: workers claim waiting trials and never make one.
+
+    Raises:
+        UserError: if the folder already holds a study.
+    """
+    make_sampler(file.study)
+    make_pruner(file.study)
+    paths.folder.mkdir(parents=True, exist_ok=True)
+    if not paths.config.exists():
+        write_study_file(paths, file)
+    direction = StudyDirection.MAXIMIZE if file.study.direction == "maximize" else StudyDirection.MINIMIZE
+    storage = open_storage(paths)
+    with storage.exclusive():
+        if storage.get_all_studies():
+            raise UserError(f"{paths.folder}: already holds a study. Resume it, or choose another folder.")
+        study_id = storage.create_new_study([direction], file.name)
+        _enqueue(storage, study_id, file.study.trials)
+    return OpenStudy(paths, file, storage, study_id, file.name)
+
+
+def open_study(paths: StudyPaths) -> OpenStudy:
+    """Open the study of a folder.
+
+    Raises:
+        UserError: if the folder is missing, is not a study or its journal holds no study.
+    """
+    file = read_study_file(paths)
+    if not paths.journal.exists():
+        raise UserError(f"{paths.folder}: {paths.journal.name} is missing: the study was never started, or was moved.")
+    storage = open_storage(paths)
+    studies = storage.get_all_studies()
+    if not studies:
+        raise UserError(f"{paths.journal}: holds no study. Submit the study anew in another folder.")
+    return OpenStudy(paths, file, storage, studies[0]._study_id, studies[0].study_name)
+
+
+def extend(study: OpenStudy, more: int) -> None:
+    """Add ``more`` trials to the budget of a study that is finished, interrupted or running.
+
+    Raises:
+        UserError: for less than one trial.
+    """
+    if more < 1:
+        raise UserError(f"--trials +{more}: at least one trial can be added")
+    with study.storage.exclusive():
+        _enqueue(study.storage, study.study_id, more)
+
+
+def _enqueue(storage: StudyStorage, study_id: int, count: int) -> None:
+    """Append ``count`` waiting trials in one write: one by one, thousands take minutes on a parallel filesystem."""
+    with storage.batch():
+        for _ in range(count):
+            storage.create_new_trial(study_id, create_trial(state=TrialState.WAITING))

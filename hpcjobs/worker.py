@@ -1,0 +1,245 @@
+"""Runs once per logical GPU: claims waiting trials and runs the objective on them until the budget is spent.
+
+The node agent starts it and names, in the environment, the folder on the node's own disk with what the worker is told
+(:class:`~hpcjobs.spec.WorkerSpec`). torch is not imported here: a worker whose objective does without it stays small.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import importlib
+import logging
+import math
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.trial import TrialState
+
+from hpcjobs.budget import TrialTaken, claim, count, finish, hand_back
+from hpcjobs.context import HandBack, TrialContext
+from hpcjobs.errors import UserError, run_entry
+from hpcjobs.failures import (
+    EXIT_DEVICE_FAULT,
+    EXIT_DONE,
+    EXIT_HANDED_BACK,
+    EXIT_UNUSABLE,
+    Failure,
+    FailureClass,
+    classify,
+)
+from hpcjobs.owners import Owner
+from hpcjobs.paths import StudyPaths
+from hpcjobs.pulse import Pulse
+from hpcjobs.recovery import inherit_files, recover
+from hpcjobs.sampling import suggest
+from hpcjobs.spec import NODE_FOLDER, WorkerSpec, spec_file
+from hpcjobs.study import OpenStudy, open_study
+
+log = logging.getLogger("hpcjobs.worker")
+
+Objective = Callable[[dict[str, Any], TrialContext], float]
+# an idle worker looks for a trial that came back at first so often, then ever less
+IDLE_POLL_S = (0.2, 3.0)
+
+
+def prepare_process(spec: WorkerSpec) -> None:
+    """Give this process its device, cores and caches; before anything imports torch."""
+    for name in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
+        # the job's list counts other devices than the node really has, and two lists at once filter each other
+        os.environ.pop(name, None)
+    os.environ.update(spec.environment)
+    if spec.cores:
+        os.sched_setaffinity(0, spec.cores)
+
+
+def resolve_objective(name: str, working_folder: Path | None) -> Objective:
+    """Import ``module:function``; the folder in which submit was called is searched too."""
+    if working_folder is not None and str(working_folder) not in sys.path:
+        sys.path.insert(0, str(working_folder))
+    module, _, function = name.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in function.split("."):
+        found = getattr(found, part)
+    objective: Objective = found
+    return objective
+
+
+def release_memory() -> None:
+    """Free what a trial left behind, so that a failed one does not take the next with it."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+class Worker:
+    """The trial loop of one process."""
+
+    def __init__(self, spec: WorkerSpec, study: OpenStudy, objective: Objective, pulse: Pulse) -> None:
+        self._spec = spec
+        self._study = study
+        self._objective = objective
+        self._pulse = pulse
+        self._owner = Owner.of_this_process(
+            element=spec.element, agent=spec.agent, worker=spec.worker, token=spec.token
+        )
+
+    def run(self) -> int:
+        """Run trials until none is left or a stop is ordered; returns the process's exit code."""
+        pause = IDLE_POLL_S[0]
+        while not self._pulse.stop_ordered():
+            if not self._another_trial_fits():
+                log.info("too little time is left for another trial")
+                return EXIT_HANDED_BACK
+            trial_id = claim(self._study, self._owner)
+            if trial_id is None:
+                if count(self._study).left == 0:
+                    log.info("the study's budget is spent")
+                    return EXIT_DONE
+                # others run still, and their trials may come back
+                self._pulse.update(state="idle", trial=None)
+                self._pulse.wait(pause * random.uniform(0.5, 1.0))  # hundreds must not look at the same moment
+                pause = min(IDLE_POLL_S[1], 1.5 * pause)
+                continue
+            pause = IDLE_POLL_S[0]
+            code = self._run_trial(trial_id)
+            if code != EXIT_DONE:
+                return code
+        log.info("stopping: %s", self._pulse.reason)
+        return EXIT_HANDED_BACK
+
+    def _another_trial_fits(self) -> bool:
+        """Whether a trial begun now could still reach a checkpoint, judged by the slowest of the last trials."""
+        left = self._pulse.seconds_left()
+        if left is None:
+            return True
+        ended = self._study.trials((TrialState.COMPLETE, TrialState.PRUNED))[-20:]
+        timings = [(trial.user_attrs.get("hpcjobs:result") or {}).get("timing", {}) for trial in ended]
+        # an objective that polls can save at any step once it has begun; any other one needs a whole epoch
+        needed = [timing.get("first_poll_s", timing.get("first_report_s", 0.0)) for timing in timings]
+        return left > 1.2 * max(needed, default=0.0)
+
+    def _run_trial(self, trial_id: int) -> int:
+        trial = optuna.Trial(self._study.optuna_study(self._study.trial(trial_id).number), trial_id)
+        log.info("trial %d begins", trial.number)
+        self._pulse.begin_trial(trial.number, trial_id, self._study.file.study.epochs)
+        try:
+            return self._attempts(trial, trial_id)
+        except TrialTaken as taken:
+            log.warning("trial %d dropped: %s", trial.number, taken)
+        except HandBack:
+            hand_back(self._study, trial_id, self._spec.token)
+            log.info("trial %d handed back: %s", trial.number, self._pulse.reason or "too little time is left")
+            return EXIT_HANDED_BACK
+        finally:
+            self._pulse.end_trial()
+            release_memory()
+        return EXIT_DONE
+
+    def _attempts(self, trial: optuna.Trial, trial_id: int) -> int:
+        """Run the objective, again after its own errors as often as the study allows, and write how it ended."""
+        with self._study.storage.batch():
+            params = suggest(trial, self._study.file.study)
+        inherit_files(self._study.paths, self._study.trial(trial_id))
+        allowed = self._study.file.study.retries
+        for attempt in range(allowed + 1):
+            context = self._context(trial)
+            outcome = self._call(params, context)
+            result = {"figures": context.figures, "timing": context.timing.as_dict(), "attempts": attempt + 1}
+            if isinstance(outcome, float):
+                self._finish(trial_id, TrialState.COMPLETE, value=outcome, result=result)
+                log.info("trial %d completed: %.6g", trial.number, outcome)
+                return EXIT_DONE
+            if outcome is None:
+                self._finish(trial_id, TrialState.PRUNED, result=result)
+                log.info("trial %d pruned", trial.number)
+                return EXIT_DONE
+            log.error("trial %d, %s: %s\n%s", trial.number, outcome.kind.value, outcome.message, outcome.details)
+            if outcome.is_infrastructure:
+                successor = recover(self._study, trial_id, self._spec.token, outcome)
+                log.warning("trial %d goes on elsewhere as trial %s", trial.number, successor)
+                return EXIT_DEVICE_FAULT if outcome.kind == FailureClass.DEVICE else EXIT_DONE
+            if outcome.kind == FailureClass.DIVERGED:
+                break  # the same numbers again would diverge again
+            release_memory()
+        self._finish(trial_id, TrialState.FAIL, failure=outcome, result=result)
+        return EXIT_DONE
+
+    def _call(self, params: dict[str, Any], context: TrialContext) -> float | Failure | None:
+        """One attempt: the objective's value, why it failed, or None for pruned."""
+        try:
+            value = float(self._objective(dict(params), context))
+        except optuna.TrialPruned:
+            return None
+        except Exception as error:  # noqa: BLE001  # whatever a user's function raises is this trial's failure
+            return classify(error)
+        if not math.isfinite(value):
+            return Failure(FailureClass.DIVERGED, f"the objective returned {value}")
+        return value
+
+    def _finish(self, trial_id: int, state: TrialState, **more: Any) -> None:
+        finish(self._study, trial_id, self._spec.token, state, **more)
+        self._pulse.trial_finished()
+
+    def _context(self, trial: optuna.Trial) -> TrialContext:
+        return TrialContext(
+            trial=trial,
+            token=self._spec.token,
+            folder=self._study.paths.trial(trial.number),
+            data=self._study.file.run.data,
+            epochs=self._study.file.study.epochs,
+            device="cuda:0" if self._spec.has_gpu else "cpu",
+            clock=self._pulse,
+        )
+
+
+def work(spec: WorkerSpec) -> int:
+    """Run the worker that ``spec`` describes; returns the exit code."""
+    prepare_process(spec)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    pulse = Pulse(spec)
+    pulse.start()
+    study = open_study(StudyPaths(spec.folder))
+    try:
+        objective = resolve_objective(study.file.study.objective, study.file.run.working_folder)
+    except Exception:
+        log.exception("the objective %s cannot be imported", study.file.study.objective)
+        return EXIT_UNUSABLE
+    if spec.cores and os.sched_getaffinity(0) != set(spec.cores):
+        log.warning("importing the objective changed this process's cores; they are set again")
+        os.sched_setaffinity(0, spec.cores)
+    try:
+        return Worker(spec, study, objective, pulse).run()
+    finally:
+        pulse.stop()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m hpcjobs.worker", description="Started by the node agent only.")
+    parser.add_argument("folder", type=Path, help="the study's folder")
+    parser.add_argument("--worker", type=int, required=True, help="number of the worker on its node, from 0")
+    options = parser.parse_args(arguments)
+    if NODE_FOLDER not in os.environ:
+        raise UserError("a worker is started by its node agent: submit the study instead (python -m hpcjobs.submit)")
+    spec = WorkerSpec.read(spec_file(Path(os.environ[NODE_FOLDER]), options.worker))
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    log.info("worker %d of %s, process %d, device %s", spec.worker, spec.element, os.getpid(), spec.device or "cpu")
+    started = time.monotonic()
+    code = work(spec)
+    log.info("ends with code %d after %.0f s", code, time.monotonic() - started)
+    return code
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):
+        sys.exit(run_entry(main))

@@ -1,0 +1,96 @@
+"""Quick objectives for tests of the launcher. None needs torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+
+def quadratic(params: dict[str, Any], context: Any) -> float:
+    return float((params["x"] - 2.0) ** 2)
+
+
+def epochs(params: dict[str, Any], context: Any) -> float:
+    """Goes on from its checkpoint; each epoch takes ``epoch_s`` seconds. The value tells how many epochs it did."""
+    done = int(context.checkpoint.read_text()) if context.checkpoint.exists() else 0
+    for epoch in range(done + 1, context.epochs + 1):
+        end = time.monotonic() + float(params.get("epoch_s", 0.05))
+        while time.monotonic() < end:
+            if context.stop_requested:
+                context.hand_back()
+            time.sleep(0.01)
+        _save(context.checkpoint, str(epoch))
+        context.report(epoch, float(epoch), images_per_s=100.0)
+    return float(context.checkpoint.read_text())
+
+
+def deaf(params: dict[str, Any], context: Any) -> float:
+    """Never polls and never reports."""
+    time.sleep(float(params.get("sleep_s", 600.0)))
+    return 0.0
+
+
+def failing(params: dict[str, Any], context: Any) -> float:
+    raise ValueError(f"no value for x = {params['x']}")
+
+
+def failing_once(params: dict[str, Any], context: Any) -> float:
+    marker = Path(context.folder) / "tried"
+    if not marker.exists():
+        marker.touch()
+        raise ValueError("the first attempt fails")
+    return 1.0
+
+
+def not_a_number(params: dict[str, Any], context: Any) -> float:
+    return float("nan")
+
+
+def diverging(params: dict[str, Any], context: Any) -> float:
+    context.report(1, float("inf"))
+    return 0.0
+
+
+class OutOfMemoryError(RuntimeError):
+    """Named like torch's."""
+
+
+def out_of_gpu_memory(params: dict[str, Any], context: Any) -> float:
+    if context.number % 2 == 0:
+        raise OutOfMemoryError("HIP out of memory. Tried to allocate 99 GiB")
+    return 1.0
+
+
+def device_fault_once(params: dict[str, Any], context: Any) -> float:
+    if context.number == 0:
+        raise RuntimeError("HIP error: an illegal memory access was encountered")
+    return 1.0
+
+
+def always_pruned(params: dict[str, Any], context: Any) -> float:
+    import optuna
+
+    context.report(1, 0.5)
+    raise optuna.TrialPruned
+
+
+def dying_once(params: dict[str, Any], context: Any) -> float:
+    """The first process that runs it dies at once, after a report; its successor goes on."""
+    if not context.checkpoint.exists():
+        _save(context.checkpoint, "1")
+        context.report(1, 1.0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 10.0
+
+
+def always_dying(params: dict[str, Any], context: Any) -> float:
+    os._exit(9)
+
+
+def _save(path: Path, text: str) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(text)
+    os.replace(partial, path)
