@@ -248,7 +248,8 @@ def _translate(model: type[BaseModel], document: Document, details: ErrorDetails
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         names = ["uniform", "loguniform", "int", "categorical"]
         if kind == "union_tag_invalid":
-            return Mistake((*key, "type"), ", ".join(names), show(context["tag"]), nearest(str(context["tag"]), names))
+            tag = value["type"]
+            return Mistake((*key, "type"), ", ".join(names), show(tag), nearest(str(tag), names))
         hint = nearest(str(key[-1]), sorted(_FULL_FORM | {"parameters"})) if not _RANGE_KEYS & set(value) else ""
         return Mistake((*key, "type"), ", ".join(names), "nothing", hint or "say which kind of range this is")
     if kind == "literal_error":

@@ -41,6 +41,12 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    # PyYAML's other styles lose some line separators
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
+
+
+_Dumper.add_representer(str, _represent_text)
 for _tag, _pattern, _first in _SCALARS:
     for _class in (_Loader, _Dumper):
         _class.add_implicit_resolver(
