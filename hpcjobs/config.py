@@ -261,3 +261,5 @@ class StudyFile(Strict):
     study: StudyConfig
     run: RunConfig
     cluster: ClusterConfig | None = None
+    # what the objective declares for parameters that the study neither searches nor fixes
+    defaults: dict[Line, Choice] = {}

@@ -58,6 +58,7 @@ def create_study(paths: StudyPaths, file: StudyFile) -> OpenStudy:
     Raises:
         UserError: if the folder already holds a study.
     """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     make_sampler(file.study)
     make_pruner(file.study)
     paths.folder.mkdir(parents=True, exist_ok=True)

@@ -73,7 +73,9 @@ def new_submission(options: argparse.Namespace) -> Submission:
     check_search_space(study, declaration, document)
     _check_sampler_and_pruner(study)
     check_data(data, needed=declaration.needs_data)
-    return Submission(paths, file, plan)
+    declared = declaration.parameters or {}
+    defaults = {name: info["default"] for name, info in declared.items() if "default" in info}
+    return Submission(paths, file.model_copy(update={"defaults": defaults}), plan)
 
 
 def resumed_submission(options: argparse.Namespace) -> Submission:

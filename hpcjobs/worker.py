@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import importlib
 import logging
 import math
 import os
@@ -35,6 +34,7 @@ from hpcjobs.failures import (
     FailureClass,
     classify,
 )
+from hpcjobs.objective import resolve
 from hpcjobs.owners import Owner
 from hpcjobs.paths import StudyPaths
 from hpcjobs.pulse import Pulse
@@ -64,12 +64,7 @@ def resolve_objective(name: str, working_folder: Path | None) -> Objective:
     """Import ``module:function``; the folder in which submit was called is searched too."""
     if working_folder is not None and str(working_folder) not in sys.path:
         sys.path.insert(0, str(working_folder))
-    module, _, function = name.partition(":")
-    found: Any = importlib.import_module(module)
-    for part in function.split("."):
-        found = getattr(found, part)
-    objective: Objective = found
-    return objective
+    return resolve(name)
 
 
 def release_memory() -> None:
@@ -230,9 +225,7 @@ def main(arguments: list[str] | None = None) -> int:
     if NODE_FOLDER not in os.environ:
         raise UserError("a worker is started by its node agent: submit the study instead (python -m hpcjobs.submit)")
     spec = WorkerSpec.read(spec_file(Path(os.environ[NODE_FOLDER]), options.worker))
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     log.info("worker %d of %s, process %d, device %s", spec.worker, spec.element, os.getpid(), spec.device or "cpu")
     started = time.monotonic()
     code = work(spec)

@@ -93,4 +93,4 @@ def always_dying(params: dict[str, Any], context: Any) -> float:
 def _save(path: Path, text: str) -> None:
     partial = path.with_suffix(".partial")
     partial.write_text(text)
-    os.replace(partial, path)
+    partial.replace(path)

@@ -1,0 +1,170 @@
+"""Entry: the results of a study: a complete configuration with the best parameters, all trials, a summary."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import shlex
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from optuna.trial import FrozenTrial
+from rich.console import Console
+from rich.table import Table
+
+from hpcjobs.budget import FAILURE, HISTORY, RESULT, Counts, count
+from hpcjobs.config import Choice, StudyFile
+from hpcjobs.errors import run_entry
+from hpcjobs.owners import OWNER
+from hpcjobs.paths import StudyPaths, write_atomically
+from hpcjobs.progress import best_trial
+from hpcjobs.study import OpenStudy, open_study
+from hpcjobs.yaml_file import dump_yaml
+
+TRIALS_SHOWN = 15
+
+_EXAMPLES = """\
+example:
+  python -m hpcjobs.collect runs/experiment1
+  python -m autospeed_model.train --data OUT --config runs/experiment1/results/best_params.yaml
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m hpcjobs.collect",
+        description="Write FOLDER/results: best_params.yaml, trials.csv and summary.json. Also while a study runs.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", type=Path, help="the study's folder")
+    paths = StudyPaths(parser.parse_args(arguments).folder)
+    study = open_study(paths)
+    console = Console(highlight=False)
+    best = collect(study)
+    show(study, console)
+    if best is None:
+        counts = count(study)
+        console.print(
+            f"No trial has completed yet ({counts.running} running, {counts.waiting} waiting, {counts.failed} failed): "
+            "there are no best parameters."
+        )
+        return 1
+    console.print(f"\nbest parameters  {paths.best_params}\nall trials       {paths.trials_csv}")
+    console.print(f"summary          {paths.summary}")
+    if study.file.study.objective.startswith("autospeed_model."):
+        data = f" --data {shlex.quote(str(study.file.run.data))}" if study.file.run.data else ""
+        command = f"python -m autospeed_model.train{data} --config {shlex.quote(str(paths.best_params))}"
+        console.print(f"train with them  {command}", soft_wrap=True)
+    return 0
+
+
+def collect(study: OpenStudy) -> FrozenTrial | None:
+    """Write the result files; returns the best trial, or None before one has completed."""
+    best = best_trial(study)
+    if best is not None:
+        write_atomically(study.paths.best_params, dump_yaml(configuration(study.file, best)))
+    write_atomically(study.paths.trials_csv, trials_csv(study))
+    write_atomically(study.paths.summary, json.dumps(summary(study, best), indent=2, default=str) + "\n")
+    return best
+
+
+def configuration(file: StudyFile, trial: FrozenTrial) -> dict[str, Choice]:
+    """The complete configuration of a trial: what the objective declares, what the study fixes, what was found."""
+    values: dict[str, Choice] = {**file.defaults, **file.study.fixed, **trial.params}
+    if "epochs" in file.defaults:
+        values["epochs"] = file.study.epochs
+    return values
+
+
+def _row(trial: FrozenTrial) -> dict[str, Any]:
+    result = trial.user_attrs.get(RESULT) or {}
+    failure = trial.user_attrs.get(FAILURE) or {}
+    owner = trial.user_attrs.get(OWNER) or {}
+    history = trial.system_attrs.get(HISTORY) or []
+    return {
+        "number": trial.number,
+        "state": trial.state.name.lower(),
+        "value": trial.values[0] if trial.values else None,
+        **{f"param_{name}": value for name, value in trial.params.items()},
+        **{f"figure_{name}": value for name, value in result.get("figures", {}).items()},
+        "epochs": len(trial.intermediate_values),
+        "started": trial.datetime_start.isoformat(timespec="seconds") if trial.datetime_start else None,
+        "ended": trial.datetime_complete.isoformat(timespec="seconds") if trial.datetime_complete else None,
+        "duration_s": round(trial.duration.total_seconds(), 1) if trial.duration else None,
+        "attempts": result.get("attempts"),
+        "continues": history[-1] if history else None,
+        "failure": failure.get("class"),
+        "message": failure.get("message"),
+        "node": owner.get("node"),
+        "element": owner.get("element"),
+        "worker": owner.get("worker"),
+    }
+
+
+def trials_csv(study: OpenStudy) -> str:
+    """All trials as CSV, one line each; parameters and figures have columns of their own."""
+    rows = [_row(trial) for trial in study.trials()]
+    front = ["number", "state", "value"]
+    names = dict.fromkeys(name for row in rows for name in row if name not in front)
+    special = sorted((name for name in names if name.startswith(("param_", "figure_"))), reverse=True)
+    columns = [*front, *special, *(name for name in names if name not in special)]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def summary(study: OpenStudy, best: FrozenTrial | None) -> dict[str, Any]:
+    """What a program wants to know of a study's outcome."""
+    counts: Counts = count(study)
+    found = None
+    if best is not None:
+        figures = (best.user_attrs.get(RESULT) or {}).get("figures", {})
+        found = {"number": best.number, "value": best.values[0], "params": best.params, "figures": figures}
+    return {
+        "study": study.file.name,
+        "objective": study.file.study.objective,
+        "direction": study.file.study.direction,
+        "epochs": study.file.study.epochs,
+        "budget": counts.budget,
+        "finished": counts.left == 0,
+        "counts": asdict(counts),
+        "best": found,
+    }
+
+
+def show(study: OpenStudy, console: Console) -> None:
+    """The best trials as a table, then what failed."""
+    trials = [trial for trial in study.trials() if trial.values]
+    sign = -1.0 if study.file.study.direction == "maximize" else 1.0
+    trials.sort(key=lambda trial: (trial.state.name != "COMPLETE", sign * trial.values[0], trial.number))
+    counts = count(study)
+    title = f"{study.file.name}: {counts.finished} of {counts.budget} trials have ended"
+    table = Table(title=title, title_style="bold")
+    names = list(study.file.study.parameters)
+    for name in ("trial", "state", "value", *names, "epochs"):
+        table.add_column(name, overflow="fold", justify="left" if name == "state" else "right")
+    for trial in trials[:TRIALS_SHOWN]:
+        values = [_short(trial.params.get(name)) for name in names]
+        cells = [str(trial.number), trial.state.name.lower(), _short(trial.values[0]), *values]
+        table.add_row(*cells, str(len(trial.intermediate_values)))
+    if trials:
+        console.print(table)
+    if len(trials) > TRIALS_SHOWN:
+        console.print(f"and {len(trials) - TRIALS_SHOWN} more in {study.paths.trials_csv}")
+    for kind, number in sorted(counts.failures.items()):
+        console.print(f"{number} x {kind}", style="yellow")
+
+
+def _short(value: object) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(run_entry(main))
