@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +13,14 @@ DECAY = 0.9999
 RAMP_UPDATES = 2000  # the average follows the weights closely at first
 
 
-class WeightAverage:
+Network = TypeVar("Network", bound=nn.Module)
+
+
+class WeightAverage(Generic[Network]):
     """Averages parameters and batch statistics of ``network`` in ``network`` of its own, in float32 throughout."""
 
-    def __init__(self, network: nn.Module) -> None:
-        self.network = copy.deepcopy(network).eval().requires_grad_(False)
+    def __init__(self, network: Network) -> None:
+        self.network: Network = copy.deepcopy(network).eval().requires_grad_(False)
         self.updates = 0
         self._averages, self._averages_exact = _tensors(self.network)
         self._values, self._values_exact = _tensors(network)

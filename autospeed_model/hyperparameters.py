@@ -12,11 +12,17 @@ from typing import Any, TypeVar
 from autospeed_model.errors import UserError
 
 SIZES = ("n", "s", "m", "l", "x")
+PRECISIONS = ("fp32", "bf16", "fp16")
 
 
 def _number(default: float, low: float, high: float, help_text: str) -> Any:
     """A field with its allowed range, both ends included. The default's type is the field's type."""
     return field(default=default, metadata={"min": low, "max": high, "help": help_text})
+
+
+def _choice(default: str, choices: tuple[str, ...], help_text: str) -> Any:
+    """A field that takes one of a few words."""
+    return field(default=default, metadata={"choices": choices, "help": help_text})
 
 
 @dataclass(frozen=True)
@@ -64,37 +70,53 @@ class Hyperparameters:
 class TrainingOptions:
     """What makes a training, beside its data and its hyper-parameters."""
 
-    size: str = field(default="n", metadata={"choices": SIZES, "help": "size of the network"})
+    size: str = _choice("n", SIZES, "size of the network")
     epochs: int = _number(30, 1, 100_000, "passes over the training images")
     seed: int = _number(0, 0, 2**31 - 1, "everything random follows from it")
 
     def __post_init__(self) -> None:
         _check_fields(self)
 
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any], where: str = "training options") -> TrainingOptions:
-        """Defaults overridden by ``values``; raises :class:`UserError` as :meth:`Hyperparameters.from_mapping`."""
-        return _build(cls, values, where)
+    def to_mapping(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
 
 
-Options = TypeVar("Options", Hyperparameters, TrainingOptions)
+@dataclass(frozen=True)
+class RuntimeOptions:
+    """How a network is run: what changes its speed, and its results only by rounding."""
+
+    precision: str = _choice("fp32", PRECISIONS, "number format of the network's operations; weights stay float32")
+    channels_last: bool = field(default=False, metadata={"help": "keep activations in NHWC order"})
+    compile: bool = field(default=False, metadata={"help": "compile the network, and the loss with it"})
+
+    def __post_init__(self) -> None:
+        _check_fields(self)
 
 
-def from_flat_mapping(values: Mapping[str, Any], where: str) -> tuple[Hyperparameters, TrainingOptions]:
-    """Read a flat configuration in which hyper-parameters and training options stand side by side.
+Options = TypeVar("Options", Hyperparameters, TrainingOptions, RuntimeOptions)
+
+
+def from_flat_mapping(values: Mapping[str, Any], where: str) -> tuple[Hyperparameters, TrainingOptions, RuntimeOptions]:
+    """Read a flat configuration in which hyper-parameters and options stand side by side.
 
     :raises UserError: names ``where``, the key, what was found and what is allowed.
     """
     check_names(values, where)
-    option_names = {entry.name for entry in dataclasses.fields(TrainingOptions)}
-    hyperparameters = Hyperparameters.from_mapping({k: v for k, v in values.items() if k not in option_names}, where)
-    options = TrainingOptions.from_mapping({k: v for k, v in values.items() if k in option_names}, where)
-    return hyperparameters, options
+    return (
+        _build(Hyperparameters, _own(Hyperparameters, values), where),
+        _build(TrainingOptions, _own(TrainingOptions, values), where),
+        _build(RuntimeOptions, _own(RuntimeOptions, values), where),
+    )
+
+
+def _own(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {entry.name: values[entry.name] for entry in _fields(kind) if entry.name in values}
 
 
 def check_names(values: Mapping[str, Any], where: str, known: tuple[str, ...] | None = None) -> None:
     """Raise :class:`UserError` for the first name that is no parameter, with the nearest one that is."""
-    allowed = known or tuple(entry.name for entry in (*_fields(Hyperparameters), *_fields(TrainingOptions)))
+    kinds = (Hyperparameters, TrainingOptions, RuntimeOptions)
+    allowed = known or tuple(entry.name for kind in kinds for entry in _fields(kind))
     for name in values:
         if name not in allowed:
             near = difflib.get_close_matches(str(name), allowed, n=1)
@@ -118,10 +140,14 @@ def _build(kind: type[Options], values: Mapping[str, Any], where: str) -> Option
 
 def _convert(entry: dataclasses.Field[Any], value: Any) -> Any:
     """Take a whole float for an int, an int for a float and, since YAML 1.1 reads ``1e-6`` as text, numbers as text."""
-    if "choices" in entry.metadata:
+    wanted: Any = type(entry.default)
+    if wanted is str or (isinstance(value, wanted) and not (wanted is int and isinstance(value, bool))):
         return value
-    wanted = type(entry.default)
     message = f"{entry.name} is {value!r}: {_allowed(entry)}"
+    if wanted is bool:
+        if str(value).lower() not in ("true", "false"):
+            raise UserError(message)
+        return str(value).lower() == "true"
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise UserError(message)
     try:
@@ -135,11 +161,13 @@ def _convert(entry: dataclasses.Field[Any], value: Any) -> Any:
     return number
 
 
-def _check_fields(instance: Hyperparameters | TrainingOptions) -> None:
+def _check_fields(instance: Hyperparameters | TrainingOptions | RuntimeOptions) -> None:
     for entry in dataclasses.fields(instance):
         value = getattr(instance, entry.name)
         if "choices" in entry.metadata:
             valid = value in entry.metadata["choices"]
+        elif "min" not in entry.metadata:
+            continue
         else:
             valid = math.isfinite(value) and entry.metadata["min"] <= value <= entry.metadata["max"]
         if not valid:
@@ -149,6 +177,8 @@ def _check_fields(instance: Hyperparameters | TrainingOptions) -> None:
 def _allowed(entry: dataclasses.Field[Any]) -> str:
     if "choices" in entry.metadata:
         return f"allowed are {', '.join(entry.metadata['choices'])}"
+    if isinstance(entry.default, bool):
+        return "allowed are true and false"
     kind = "a whole number" if isinstance(entry.default, int) else "a number"
     return f"allowed is {kind} from {entry.metadata['min']:g} to {entry.metadata['max']:g}"
 
@@ -164,4 +194,5 @@ def _describe(kind: type) -> dict[str, dict[str, Any]]:
 PARAMETERS: dict[str, dict[str, Any]] = {
     **_describe(Hyperparameters),
     **{name: info for name, info in _describe(TrainingOptions).items() if name != "epochs"},
+    **_describe(RuntimeOptions),
 }

@@ -8,6 +8,7 @@ from those.
 from __future__ import annotations
 
 import pickle
+import zipfile
 from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
@@ -83,39 +84,44 @@ def load_upstream_tensors(network: AutoSpeed, tensors: dict[str, Tensor]) -> Non
     network.load_state_dict(state)
 
 
-def load_upstream(network: AutoSpeed, path: Path, trust: bool = False) -> None:
+def load_upstream(network: AutoSpeed, path: Path) -> None:
     """Fill ``network`` from an upstream checkpoint file.
-
-    ``trust`` unpickles the file as it is, which runs code that it names: only for files of known origin.
 
     :raises UserError: when the file is no such checkpoint or does not fit the network.
     """
-    load_upstream_tensors(network, read_tensors(path, trust))
+    load_upstream_tensors(network, read_tensors(path))
 
 
-def read_tensors(path: Path, trust: bool = False) -> dict[str, Tensor]:
-    """The tensors of a checkpoint ``{'epoch', 'model'}``, or of a plain state dict, by their names."""
-    reader: Any = (
-        pickle if trust else SimpleNamespace(Unpickler=_InertUnpickler, load=_inert_load, __name__="inert_pickle")
-    )
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a checkpoint ``{'epoch', 'model'}``, or of a plain state dict, by their names.
+
+    :raises UserError: when the file is none, or holds no tensors in the expected place.
+    """
     try:
-        content = torch.load(path, map_location="cpu", weights_only=False, pickle_module=reader)
+        with zipfile.ZipFile(path) as archive:
+            # PyTorch would hand a TorchScript archive to a loader of its own, which knows no restriction.
+            script = any(name.endswith("/constants.pkl") for name in archive.namelist())
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except (pickle.UnpicklingError, RuntimeError, EOFError, AttributeError, ModuleNotFoundError) as error:
+    except zipfile.BadZipFile:
+        raise UserError(f"{path}: not a file of torch.save (of PyTorch 1.6 or later)") from None
+    if script:
+        raise UserError(f"{path}: a TorchScript archive; needed is the checkpoint that the training wrote")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=False, pickle_module=_inert_pickle)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, AttributeError, TypeError) as error:
         raise UserError(f"{path}: not readable as a checkpoint ({error})") from error
-    model = content.get("model", content) if isinstance(content, dict) else content
-    tensors = dict(_tensors_of(model, ""))
+    tensors = dict(_tensors_of(content.get("model", content) if isinstance(content, dict) else content, ""))
     if not tensors:
         raise UserError(f"{path}: holds no tensors where an upstream checkpoint has them ('model')")
     return tensors
 
 
 class _Inert:
-    """Stands for an object of a class that is not ours: keeps its state, does nothing."""
+    """Stands for an object of a class, or the result of a function, that is not ours: keeps a state, does nothing."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        self.arguments = arguments
+        pass
 
     def __setstate__(self, state: Any) -> None:
         if isinstance(state, dict):
@@ -126,11 +132,9 @@ class _Inert:
 _HARMLESS: dict[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): OrderedDict,
     ("builtins", "set"): set,
-    ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,  # type: ignore[attr-defined]
-    ("torch._utils", "_rebuild_parameter"): torch._utils._rebuild_parameter,  # type: ignore[attr-defined]
     ("torch", "Size"): torch.Size,
-    **{("torch", f"{kind}Storage"): getattr(torch, f"{kind}Storage") for kind in ("Half", "Float", "Double", "Long")},
-    ("torch", "BFloat16Storage"): torch.BFloat16Storage,
+    ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,
+    ("torch._utils", "_rebuild_parameter"): torch._utils._rebuild_parameter,
 }
 
 
@@ -139,14 +143,12 @@ class _InertUnpickler(pickle.Unpickler):
         return _HARMLESS.get((module, name), _Inert)
 
 
-def _inert_load(file: Any, **keywords: Any) -> Any:
-    return _InertUnpickler(file, **keywords).load()
+# What torch.load asks of a module that stands in for pickle.
+_inert_pickle: Any = SimpleNamespace(Unpickler=_InertUnpickler, __name__="inert_pickle")
 
 
 def _tensors_of(node: Any, prefix: str) -> list[tuple[str, Tensor]]:
-    """Walk a plain state dict, a real module, or the inert record of one."""
-    if isinstance(node, nn.Module):
-        return [(prefix + name, value) for name, value in node.state_dict().items()]
+    """Walk a plain state dict, or the inert record of a module."""
     if isinstance(node, dict):
         return [(prefix + str(name), value) for name, value in node.items() if isinstance(value, Tensor)]
     found: list[tuple[str, Tensor]] = []

@@ -1,0 +1,87 @@
+"""Files that hold a training or a trained network: written whole or not at all, read without running pickled code."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from autospeed_model.errors import UserError
+from autospeed_model.network import AutoSpeed
+
+TRAINING = "autospeed-training"  # everything to go on with a training
+WEIGHTS = "autospeed-weights"  # a network to use
+VERSION = 1
+
+
+def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Let ``write`` fill a file: whoever opens ``path`` sees the old one or the new one, whatever happens."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file)
+            os.fchmod(file.fileno(), 0o644)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink()
+        raise
+
+
+def save(path: Path, kind: str, content: dict[str, Any]) -> None:
+    """Write tensors and plain values as a file of format ``kind``."""
+    write_atomically(path, lambda file: torch.save({"format": kind, "version": VERSION, **content}, file))
+
+
+def load(path: Path, *kinds: str) -> dict[str, Any]:
+    """Read a file of one of ``kinds`` onto the CPU.
+
+    :raises UserError: when there is none, it is damaged, or of another kind or version.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{path}: not a checkpoint of this program ({reason})") from error
+    found = content.get("format") if isinstance(content, dict) else None
+    if found not in kinds:
+        raise UserError(f"{path}: its format is {found!r}; needed is {' or '.join(kinds)}")
+    if content["version"] != VERSION:
+        raise UserError(f"{path}: version {content['version']!r}, this program reads version {VERSION}")
+    return dict(content)
+
+
+def save_weights(path: Path, network: AutoSpeed, figures: dict[str, float]) -> None:
+    """Write a network with what it takes to build it, and how good it was."""
+    save(path, WEIGHTS, {"network": describe(network), "weights": network.state_dict(), "figures": figures})
+
+
+def load_network(path: Path) -> AutoSpeed:
+    """The network in a file of weights, or the averaged one of a training's checkpoint, in evaluation mode.
+
+    :raises UserError: as :func:`load`.
+    """
+    content = load(path, WEIGHTS, TRAINING)
+    network = AutoSpeed(**content["network"])
+    network.load_state_dict(content["weights" if content["format"] == WEIGHTS else "average"])
+    return network.eval()
+
+
+def describe(network: AutoSpeed) -> dict[str, Any]:
+    """The arguments of :class:`AutoSpeed` that make a network of this shape."""
+    return {
+        "height": network.height,
+        "width": network.width,
+        "size": network.size,
+        "classes": network.classes,
+    }

@@ -1,0 +1,48 @@
+"""The objective of a study: one training with a trial's parameters. Importing it does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from autospeed_model.errors import UserError
+from autospeed_model.hyperparameters import PARAMETERS, from_flat_mapping
+
+
+class Context(Protocol):
+    """What a trial gives to its objective."""
+
+    checkpoint: Path
+    data: Path | None
+    epochs: int
+    device: str
+
+    @property
+    def stop_requested(self) -> bool: ...
+
+    def hand_back(self) -> None: ...
+
+    def report(self, step: int, value: float, **figures: float) -> None: ...
+
+
+def train_trial(params: Mapping[str, Any], context: Context) -> float:
+    """Train on the dataset's ``train`` split; returns the mAP on its ``tune_val`` split after the last epoch.
+
+    Goes on from ``context.checkpoint`` if that exists. Reports every epoch, and hands the trial back after saving when
+    the worker has to stop.
+
+    :raises UserError: for a parameter that is unknown or out of range, or without a dataset.
+    :raises DivergedError: when the loss is no longer finite.
+    """
+    if context.data is None:
+        raise UserError("this objective needs a dataset: give --data a folder made by autospeed_model.prepare")
+    parameters = from_flat_mapping({**params, "epochs": context.epochs}, "trial")
+
+    from autospeed_model.trial import run_trial
+
+    return run_trial(*parameters, context.data, context)
+
+
+train_trial.parameters = PARAMETERS  # type: ignore[attr-defined]
+train_trial.needs_data = True  # type: ignore[attr-defined]

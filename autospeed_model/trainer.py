@@ -1,0 +1,253 @@
+"""The training of one network: what ``train``, a study's objective and the benchmarks share.
+
+Randomness is a function of (seed, epoch, step), so that these three numbers are the whole random state, and a training
+that goes on from a checkpoint takes the very steps it would have taken.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autospeed_model import checkpoint
+from autospeed_model.batches import TrainingBatches
+from autospeed_model.ema import WeightAverage
+from autospeed_model.errors import DivergedError, UserError
+from autospeed_model.evaluate import evaluate
+from autospeed_model.hyperparameters import Hyperparameters, TrainingOptions
+from autospeed_model.loss import DetectionLoss
+from autospeed_model.metrics import Figures
+from autospeed_model.network import AutoSpeed
+from autospeed_model.optimiser import accumulated_steps, make_optimiser, set_learning_rate
+from autospeed_model.packed import CLASSES, PackedSplit
+from autospeed_model.runtime import Runtime
+from autospeed_model.schedule import LinearSchedule
+
+LOSSES = ("box_loss", "cls_loss", "dfl_loss")
+# Steps between two looks at the loss, each of which waits for the device.
+CHECK_STEPS = 20
+# Where fp16's loss scale starts: PyTorch's own 65536 costs a short training its first updates.
+FP16_SCALE = 1024.0
+
+Record = dict[str, float]
+
+
+class Callback:
+    """What others do while a network trains. A method may end the training by raising."""
+
+    def on_update(self, trainer: Trainer) -> None:
+        """After every update of the weights; :meth:`Trainer.save` is exact here."""
+
+    def on_validation_batch(self, trainer: Trainer) -> None:
+        """Before every batch of the evaluation; :meth:`Trainer.save` is exact here."""
+
+    def on_epoch(self, trainer: Trainer, record: Record) -> None:
+        """After an epoch and its evaluation; ``record`` is the last of :attr:`Trainer.history`."""
+
+
+class Trainer:
+    """Trains ``network`` on ``train``; evaluates its averaged weights on ``validation`` after every epoch."""
+
+    def __init__(
+        self,
+        train: PackedSplit,
+        validation: PackedSplit,
+        hyperparameters: Hyperparameters,
+        options: TrainingOptions,
+        runtime: Runtime,
+    ) -> None:
+        """:raises UserError: when there is nothing to train on, or the images' size does not suit the network."""
+        if not len(train):
+            raise UserError(f"the split '{train.name}' has no image: nothing to train on")
+        self.validation = validation
+        self.hyperparameters, self.options, self.runtime = hyperparameters, options, runtime
+        # A dataset smaller than a batch makes the batch smaller, so that every step has the same shape.
+        self.batch_size = min(hyperparameters.batch_size, len(train))
+        self.batches = TrainingBatches(train, hyperparameters, self.batch_size, options.seed, runtime.device)
+        self.network = _make_network(train.height, train.width, options, runtime)
+        self.average = WeightAverage(self.network)
+        self.loss = DetectionLoss(train.height, train.width, hyperparameters).to(runtime.device)
+        self.optimiser = make_optimiser(self.network, hyperparameters, self.batch_size)
+        self.scaler = torch.amp.GradScaler(
+            runtime.device.partition(":")[0], init_scale=FP16_SCALE, enabled=runtime.precision == "fp16"
+        )
+        self.accumulated = accumulated_steps(self.batch_size)
+        self.schedule = LinearSchedule(
+            hyperparameters.min_lr,
+            hyperparameters.max_lr,
+            hyperparameters.warmup_epochs * self.steps_per_epoch,
+            options.epochs * self.steps_per_epoch,
+        )
+        self.losses = torch.compile(self._losses, dynamic=False) if runtime.compile else self._losses
+        self.epoch = 0  # epochs that are finished, evaluation included
+        self.step = 0  # steps of the current epoch that are finished
+        self.seconds = 0.0  # spent in them
+        self.sums = torch.zeros(len(LOSSES), device=runtime.device)  # of their losses
+        self.history: list[Record] = []
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.batches.steps_per_epoch
+
+    @property
+    def finished(self) -> bool:
+        return self.epoch >= self.options.epochs
+
+    def fit(self, *callbacks: Callback) -> Record:
+        """Train what is left of the epochs; returns the last epoch's record.
+
+        :raises DivergedError: when the loss is no longer finite.
+        """
+        while not self.finished:
+            self._train_epoch(callbacks)
+            figures = self._evaluate(callbacks)
+            self._finish_epoch(figures)
+            for callback in callbacks:
+                callback.on_epoch(self, self.history[-1])
+        return self.history[-1]
+
+    def _losses(self, images: Tensor, boxes: Tensor, real: Tensor) -> Tensor:
+        """Forward pass and loss, a pure function of tensors: (B, 3, H, W), (B, M, 5), (B, M) -> (3,)."""
+        with self.runtime.autocast():
+            maps = self.network(images)
+        losses: Tensor = self.loss(maps, boxes, real)
+        return losses
+
+    def accumulate(self, images: Tensor, boxes: Tensor, real: Tensor) -> None:
+        """Add the gradients of one batch, without waiting for the device."""
+        losses = self.losses(images.contiguous(memory_format=self.runtime.memory_format), boxes, real)
+        self.scaler.scale(losses.sum() * len(images)).backward()
+        self.sums += losses.detach()
+
+    def update(self, rate: float) -> None:
+        """Change the weights by the gathered gradients and let their average follow."""
+        set_learning_rate(self.optimiser, rate)
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
+        self.optimiser.zero_grad(set_to_none=True)
+        self.average.update()
+
+    def _train_epoch(self, callbacks: tuple[Callback, ...]) -> None:
+        self.network.train()
+        started = time.monotonic() - self.seconds
+        for step, batch in self.batches.of_epoch(self.epoch, self.step):
+            self.accumulate(*batch)
+            done = step + 1
+            if done % CHECK_STEPS == 0 or done == self.steps_per_epoch:
+                self._check_finite(done)
+            if done % self.accumulated and done < self.steps_per_epoch:
+                continue
+            self.update(self.schedule.at(self.epoch * self.steps_per_epoch + step))
+            self.step, self.seconds = done, time.monotonic() - started
+            for callback in callbacks:
+                callback.on_update(self)
+
+    def _check_finite(self, done: int) -> None:
+        sums = self.sums.tolist()
+        if not all(abs(value) < float("inf") for value in sums):
+            means = ", ".join(f"{name} {value / done:g}" for name, value in zip(LOSSES, sums, strict=True))
+            raise DivergedError(f"epoch {self.epoch + 1}, step {done}: the loss is not finite ({means})")
+
+    def _evaluate(self, callbacks: tuple[Callback, ...]) -> Figures:
+        def on_batch() -> None:
+            for callback in callbacks:
+                callback.on_validation_batch(self)
+
+        return evaluate(self.average.network, self.validation, self.batch_size, self.runtime, on_batch)
+
+    def _finish_epoch(self, figures: Figures) -> None:
+        steps = self.steps_per_epoch
+        self.epoch += 1
+        means = [value / steps for value in self.sums.tolist()]
+        self.history.append(
+            {
+                "epoch": self.epoch,
+                "lr": self.schedule.at(self.epoch * steps - 1),
+                **dict(zip(LOSSES, means, strict=True)),
+                **figures.to_mapping(),
+                "images_per_s": steps * self.batch_size / max(self.seconds, 1e-9),
+                "train_s": self.seconds,
+            }
+        )
+        self.step, self.seconds = 0, 0.0
+        self.sums.zero_()
+
+    def save(self, path: Path) -> None:
+        """Write everything a later :meth:`restore` needs. Call it from a callback: between updates nothing is pending.
+
+        :raises DivergedError: instead of saving weights that are no numbers.
+        """
+        self._check_finite(max(self.step, 1))
+        content = {
+            "network": checkpoint.describe(self.network),
+            "hyperparameters": self.hyperparameters.to_mapping(),
+            "options": self.options.to_mapping(),
+            "images": self.batches.count,
+            "weights": self.network.state_dict(),
+            "average": self.average.network.state_dict(),
+            "updates": self.average.updates,
+            "optimiser": self.optimiser.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "epoch": self.epoch,
+            "step": self.step,
+            "seconds": self.seconds,
+            "sums": self.sums,
+            "history": self.history,
+        }
+        checkpoint.save(path, checkpoint.TRAINING, content)
+
+    def start_from(self, path: Path) -> None:
+        """Take the first weights from a file of weights or a checkpoint.
+
+        :raises UserError: when its network is of another shape.
+        """
+        network = checkpoint.load_network(path)
+        theirs, mine = checkpoint.describe(network), checkpoint.describe(self.network)
+        if theirs != mine:
+            raise UserError(f"{path}: its network has {_difference(theirs, mine)}")
+        self.network.load_state_dict(network.state_dict())
+        self.average.network.load_state_dict(network.state_dict())
+
+    def restore(self, path: Path) -> None:
+        """Go on where :meth:`save` was called.
+
+        :raises UserError: when the file is no checkpoint, or of a training with other data or parameters.
+        """
+        content = checkpoint.load(path, checkpoint.TRAINING)
+        mine: dict[str, Any] = {
+            "network": checkpoint.describe(self.network),
+            "hyperparameters": self.hyperparameters.to_mapping(),
+            "options": self.options.to_mapping(),
+            "images": self.batches.count,
+        }
+        for key, value in mine.items():
+            if content[key] != value:
+                raise UserError(f"{path}: made with {key} {_difference(content[key], value)}; start a new training")
+        self.network.load_state_dict(content["weights"])
+        self.average.network.load_state_dict(content["average"])
+        self.average.updates = content["updates"]
+        self.optimiser.load_state_dict(content["optimiser"])
+        if content["scaler"] and self.scaler.is_enabled():
+            self.scaler.load_state_dict(content["scaler"])
+        self.sums.copy_(content["sums"])
+        self.epoch, self.step, self.seconds = content["epoch"], content["step"], content["seconds"]
+        self.history = content["history"]
+
+
+def _make_network(height: int, width: int, options: TrainingOptions, runtime: Runtime) -> AutoSpeed:
+    """The network with its first weights, which are the same on every device."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(options.seed)
+        network = AutoSpeed(height, width, options.size, len(CLASSES))
+    return runtime.place(network)
+
+
+def _difference(theirs: Any, ours: Any) -> str:
+    if not isinstance(theirs, dict):
+        return f"{theirs}, not {ours}"
+    keys = [key for key in ours if theirs.get(key) != ours[key]]
+    return ", ".join(f"{key} {theirs.get(key)}, not {ours[key]}" for key in keys)

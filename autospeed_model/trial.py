@@ -1,0 +1,63 @@
+"""A training as a trial of a study: it saves, reports, and stops when the worker must."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+from autospeed_model.hyperparameters import Hyperparameters, RuntimeOptions, TrainingOptions
+from autospeed_model.objective import Context
+from autospeed_model.packed import PackedDataset
+from autospeed_model.runtime import Runtime
+from autospeed_model.trainer import Callback, Record, Trainer
+
+CHECKPOINT_S = 300.0  # at most so much work is lost with a node
+FIGURES = ("precision", "recall", "map50", "images_per_s")
+
+
+def run_trial(
+    hyperparameters: Hyperparameters, options: TrainingOptions, runtime: RuntimeOptions, folder: Path, context: Context
+) -> float:
+    """Train, or go on training, on the dataset in ``folder``; returns the last epoch's mAP."""
+    data = PackedDataset(folder)
+    where = Runtime(device=context.device, **dataclasses.asdict(runtime))
+    trainer = Trainer(data.split("train"), data.split("tune_val"), hyperparameters, options, where)
+    if context.checkpoint.exists():
+        trainer.restore(context.checkpoint)
+        if trainer.history:
+            # The run before may have ended between saving and reporting.
+            _report(context, trainer.history[-1])
+    if not trainer.finished:
+        trainer.fit(TrialCallback(context))
+    return trainer.history[-1]["map"]
+
+
+class TrialCallback(Callback):
+    """Saves after every epoch and every :data:`CHECKPOINT_S`, reports epochs, hands back when a stop is requested."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.saved = time.monotonic()
+
+    def on_update(self, trainer: Trainer) -> None:
+        if self.context.stop_requested:
+            trainer.save(self.context.checkpoint)
+            self.context.hand_back()
+        if time.monotonic() - self.saved >= CHECKPOINT_S:
+            self._save(trainer)
+
+    def on_validation_batch(self, trainer: Trainer) -> None:
+        self.on_update(trainer)
+
+    def on_epoch(self, trainer: Trainer, record: Record) -> None:
+        self._save(trainer)
+        _report(self.context, record)
+
+    def _save(self, trainer: Trainer) -> None:
+        trainer.save(self.context.checkpoint)
+        self.saved = time.monotonic()
+
+
+def _report(context: Context, record: Record) -> None:
+    context.report(int(record["epoch"]), record["map"], **{name: record[name] for name in FIGURES})
