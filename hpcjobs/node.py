@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import logging
 import os
@@ -20,6 +21,7 @@ import optuna
 
 from hpcjobs.budget import count
 from hpcjobs.devices import find_gpus, places
+from hpcjobs.errors import run_entry
 from hpcjobs.failures import EXIT_DEVICE_FAULT, EXIT_HANDED_BACK, EXIT_UNUSABLE
 from hpcjobs.guardian import Guardian
 from hpcjobs.heartbeat import BEAT_S, NodeReport
@@ -120,8 +122,10 @@ class NodeAgent:
             log.error("workers that did not stop in time are killed")
             for step in self._steps:
                 step.kill()
-        waiting = self._stopped_at is None and any(step.state == "pending" for step in self._steps)
-        return waiting or any(step.live for step in self._steps)
+        if any(step.live for step in self._steps):
+            return True
+        pending = any(step.state == "pending" for step in self._steps)
+        return self._stopped_at is None and pending and count(self._study).left > 0
 
     def _longest_stop_s(self) -> float:
         if self._control.stop == "time limit" and self._control.end and self._control.stop_at:
@@ -320,3 +324,15 @@ def _run(paths: StudyPaths, job: Job, node_folder: Path, token: str) -> int:
     steps = make_steps(study, plan, job, node_folder, token)
     log.info("%d workers: %s", len(steps), ", ".join(sorted({step.report().device or "cpu" for step in steps})))
     return NodeAgent(study, plan, job, node_folder, steps, token).run()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m hpcjobs.node", description="The node agent of a study, inside a job (see slurm/study.sbatch)."
+    )
+    parser.add_argument("folder", type=Path, help="the study's folder")
+    return run_node(str(parser.parse_args(arguments).folder.absolute()))
+
+
+if __name__ == "__main__":
+    sys.exit(run_entry(main))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import stat
 from pathlib import Path
@@ -22,7 +23,7 @@ def check_new_folder(paths: StudyPaths, *, group_writable: bool) -> None:
     if paths.config.exists():
         raise UserError(
             f"{folder}: found a study there; allowed: a new or empty folder; "
-            f"to go on with that study: python -m hpcjobs.submit --resume {folder}"
+            f"to go on with that study: python -m hpcjobs.submit --resume {shlex.quote(str(folder))}"
         )
     try:
         if folder.exists() and not folder.is_dir():

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from hpcjobs.config import CONTROL_CHARACTER, MODES, PartitionMode
-from hpcjobs.errors import run_entry
+from hpcjobs.errors import UserError, run_entry
 from hpcjobs.load import nearest
 from hpcjobs.paths import StudyPaths
 from hpcjobs.plan import Plan
@@ -44,7 +44,16 @@ def main(arguments: list[str] | None = None) -> int:
     if options.dry_run:
         show_dry_run(submission, console)
         return 0
-    return run(submission, console, wait=options.wait, detach=options.detach)
+    if submission.plan.cluster is not None and not options.prepare:
+        check_slurm(submission.plan.cluster.name)
+    show(submission, console)
+    make(submission)
+    if options.prepare:
+        print(f"\nmade, not started; by hand: sbatch --array=... slurm/study.sbatch {_quoted(submission.paths)}")
+        return 0
+    start(submission)
+    on_slurm = submission.plan.cluster is not None
+    return 0 if options.detach or (on_slurm and not options.wait) else follow(submission.paths)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -78,6 +87,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--wait", action="store_true", help="watch a study on Slurm until it ends")
     parser.add_argument("--detach", action="store_true", help="do not watch a study on this machine")
+    parser.add_argument(
+        "--prepare", action="store_true", help="make the study's folder, start nothing; then sbatch slurm/study.sbatch"
+    )
     parser.add_argument("--dry-run", action="store_true", help="show what would be done; make and submit nothing")
     return parser
 
@@ -118,7 +130,7 @@ def show(submission: Submission, console: Console) -> None:
 def workers_text(plan: Plan) -> str:
     memory = f", {plan.mem_gb_per_worker:.1f} GB" if plan.mem_gb_per_worker else ""
     source = "one per logical GPU that is there; expected " if plan.workers_by_devices else ""
-    return f"{source}{plan.workers_per_node} a node, each {plan.cores_per_worker} cores{memory}"
+    return f"{source}{plan.workers_per_node} a node, each {_counted(plan.cores_per_worker, 'core')}{memory}"
 
 
 def show_dry_run(submission: Submission, console: Console) -> None:
@@ -136,48 +148,66 @@ def show_dry_run(submission: Submission, console: Console) -> None:
     print("\nnothing was made or submitted (--dry-run)")
 
 
-def run(submission: Submission, console: Console, *, wait: bool, detach: bool) -> int:
-    """Make the study or extend it, start it, say how to go on."""
-    from hpcjobs.launch import launch
+def make(submission: Submission) -> None:
+    """Make the study with all its trials waiting, or give an existing one more."""
+    import optuna
+
     from hpcjobs.study import create_study, extend, open_study
 
-    paths, file, plan = submission.paths, submission.file, submission.plan
-    if plan.cluster is not None:
-        check_slurm(plan.cluster.name)
-    show(submission, console)
-    if submission.resumed:
-        if submission.more_trials:
-            extend(open_study(paths), submission.more_trials)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    cluster = submission.file.cluster
+    # what jobs load must stay ours: others cannot write, whatever the shell's umask; jobs inherit this one
+    consent = cluster is not None and cluster.group_writable_folders
+    os.umask(os.umask(0o022) | (0o002 if consent else 0o022))
+    if not submission.resumed:
+        create_study(submission.paths, submission.file)
+    elif submission.more_trials:
+        extend(open_study(submission.paths), submission.more_trials)
+
+
+def start(submission: Submission) -> None:
+    """Start the node agents and say how to go on.
+
+    Raises:
+        UserError: Slurm refused the job; the study's folder is kept.
+    """
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+    from hpcjobs.launch import launch
+
+    paths, plan = submission.paths, submission.plan
+    try:
+        launched = launch(paths, submission.file, plan)
+    except (FailedJobError, FailedSubmissionError) as error:
+        raise UserError(
+            f"sbatch refused the job: {str(error).strip()}\nThe study is kept; correct the value in question and go on "
+            f"with: python -m hpcjobs.submit --resume {_quoted(paths)} --set KEY=VALUE"
+        ) from None
+    if plan.cluster is None:
+        print(f"\nstarted on this machine as process {', '.join(launched.job_ids)}")
     else:
-        # what jobs load must stay ours: no write permission for others, whatever the umask (jobs inherit it)
-        consent = plan.cluster is not None and plan.cluster.group_writable_folders
-        os.umask(os.umask(0o022) | (0o002 if consent else 0o022))
-        create_study(paths, file)
-    launched = launch(paths, file, plan)
-    ids = ", ".join(launched.job_ids)
-    print(
-        f"\nsubmitted {plan.nodes} node{'s' * (plan.nodes > 1)} as job {ids}"
-        if plan.cluster
-        else "\nstarted on this machine"
-    )
-    print(next_commands(paths))
-    if detach or (plan.cluster is not None and not wait):
-        return 0
+        print(f"\nsubmitted {_counted(plan.nodes, 'node')} as job {', '.join(launched.job_ids)}")
+    folder = _quoted(paths)
+    print(f"  watch    python -m hpcjobs.status {folder}")
+    print(f"  results  python -m hpcjobs.collect {folder}")
+    print(f"  cancel   python -m hpcjobs.cancel {folder}", flush=True)
+
+
+def follow(paths: StudyPaths) -> int:
+    """Watch the study until it ends, then show its results."""
+    from hpcjobs.collect import main as collect
     from hpcjobs.status import watch
 
     watch(paths)
-    return 0
+    return collect([str(paths.folder)])
 
 
-def next_commands(paths: StudyPaths) -> str:
-    folder = shlex.quote(str(paths.folder))
-    return "\n".join(
-        [
-            f"  watch    python -m hpcjobs.status {folder}",
-            f"  results  python -m hpcjobs.collect {folder}",
-            f"  cancel   python -m hpcjobs.cancel {folder}",
-        ]
-    )
+def _quoted(paths: StudyPaths) -> str:
+    return shlex.quote(str(paths.folder))
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _positive(text: str) -> int:
