@@ -19,8 +19,10 @@ MODES: tuple[PartitionMode, ...] = get_args(PartitionMode)
 # logical GPUs that one MI300X shows in each mode (8 XCDs divided among them)
 LOGICAL_GPUS: dict[PartitionMode, int] = {"spx": 1, "dpx": 2, "qpx": 4, "cpx": 8}
 
-# sbatch options that the launcher writes itself and cannot work without
-OWN_SBATCH_OPTIONS = frozenset({"array", "output", "error", "open-mode", "nodes", "ntasks", "ntasks-per-node", "wrap"})
+# sbatch options that the launcher writes itself, from keys of its own or because it cannot work without
+OWN_SBATCH_OPTIONS = frozenset(
+    "array cpus-per-task error job-name nodes ntasks ntasks-per-node open-mode output signal time wrap".split()
+)
 CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]")
 
 

@@ -42,7 +42,6 @@ def submitit_parameters(plan: Plan, working_folder: Path | None = None) -> dict[
     options: dict[str, Any] = {"requeue": True}
     if working_folder is not None:
         options["chdir"] = str(working_folder)
-    options.update({key.replace("_", "-"): value for key, value in cluster.sbatch.items()})
     parameters: dict[str, Any] = {
         "job_name": plan.name,
         "account": cluster.account,
@@ -66,6 +65,10 @@ def submitit_parameters(plan: Plan, working_folder: Path | None = None) -> dict[
         parameters["gres"] = cluster.gres
     elif cluster.gpus_per_node:
         parameters["gpus_per_node"] = cluster.gpus_per_node
+    for key, value in cluster.sbatch.items():
+        # under the name that submitit uses, so that the profile's value replaces ours instead of standing beside it
+        name = key.replace("-", "_")
+        options[name if name in parameters else name.replace("_", "-")] = value
     # submitit names itself as the job's wckey, which sites that track them refuse
     return {key: value for key, value in parameters.items() if value is not None} | {"wckey": None}
 
