@@ -21,7 +21,8 @@ LOGICAL_GPUS: dict[PartitionMode, int] = {"spx": 1, "dpx": 2, "qpx": 4, "cpx": 8
 
 # sbatch options that the launcher writes itself, from keys of its own or because it cannot work without
 OWN_SBATCH_OPTIONS = frozenset(
-    "array cpus-per-task error job-name nodes ntasks ntasks-per-node open-mode output signal time wrap".split()
+    {"array", "cpus-per-task", "error", "job-name", "nodes", "ntasks", "ntasks-per-node"}
+    | {"open-mode", "output", "signal", "time", "wrap"}
 )
 CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]")
 

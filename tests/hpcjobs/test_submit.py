@@ -1,0 +1,262 @@
+"""Submit: everything is validated before anything is made; a dry run shows what would be done."""
+
+from __future__ import annotations
+
+import shlex
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcjobs.errors import run_entry
+from hpcjobs.load import read_study_file
+from hpcjobs.paths import StudyPaths
+from hpcjobs.submit import main
+
+MODULE = """\
+def train(params, context):
+    return params["x"]
+train.parameters = {"x": {"type": "float", "min": 0.0, "max": 1.0}}
+def hungry(params, context):
+    return 0.0
+hungry.needs_data = True
+"""
+STUDY = "objective: quick_objective:train\nparameters:\n  x: {type: uniform, min: 0, max: 1}\n"
+CLUSTER = """\
+name: site
+cores_per_node: 8
+gpus_per_node: 4
+mode: {by: constraint, modes: [spx, cpx]}
+python: %s
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's own folder with an objective, a study and a profile; it is the working folder."""
+    folder = tmp_path / "it's my project"
+    folder.mkdir()
+    (folder / "quick_objective.py").write_text(MODULE)
+    (folder / "search.yaml").write_text(STUDY)
+    (folder / "site.yaml").write_text(CLUSTER % sys.executable)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", "200")
+    return folder
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with stand-ins for Slurm's commands, first in PATH; sbatch keeps the script and its file mode mask."""
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name in ("srun", "sacct", "squeue", "scontrol", "scancel"):
+        (commands / name).write_text("#!/bin/sh\n")
+    (commands / "sbatch").write_text(
+        f'#!/bin/sh\ncat "$1" >> "{tmp_path}/submitted"\numask > "{tmp_path}/umask"\necho Submitted batch job 123\n'
+    )
+    for command in commands.iterdir():
+        command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(commands), prepend=":")
+    return commands
+
+
+def submit(*arguments: str) -> int:
+    return run_entry(lambda: main(list(arguments)))
+
+
+def everything_in(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if "__pycache__" not in path.parts}
+
+
+def test_help_needs_neither_torch_nor_optuna_nor_submitit() -> None:
+    code = """
+import sys
+from hpcjobs.submit import main
+try:
+    main(["--help"])
+except SystemExit:
+    loaded = {"torch", "optuna", "submitit"} & sys.modules.keys()
+    sys.exit(f"loaded: {loaded}" if loaded else 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "examples:" in done.stdout
+
+
+def test_a_dry_run_shows_plan_script_and_step_and_makes_nothing(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = everything_in(project)
+    arguments = (
+        "--study",
+        "search.yaml",
+        "--cluster",
+        "site.yaml",
+        "--nodes",
+        "3",
+        "--mode",
+        "CPX",
+        "--account",
+        "p 1",
+    )
+    assert submit(*arguments, "--trials", "200", "--dry-run") == 0
+    out = capsys.readouterr().out
+    assert everything_in(project) == before
+    for line in (
+        "#SBATCH --array=0-2%3",
+        "#SBATCH --account='p 1'",
+        "#SBATCH --constraint=cpx",
+        f"#SBATCH --chdir={shlex.quote(str(project))}",
+        "nothing was made or submitted (--dry-run)",
+    ):
+        assert line in out.splitlines()
+    step = next(line for line in out.splitlines() if line.startswith("srun "))
+    assert shlex.split(step)[-3].startswith(f"{project}/runs/search-")
+    assert "expected 32 a node" in out
+
+
+def test_a_dry_run_on_this_machine_shows_a_workers_command(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert submit("--study", "search.yaml", "--workers", "2", "--dry-run") == 0
+    out = capsys.readouterr().out
+    assert "this machine" in out
+    assert "SBATCH" not in out
+    assert shlex.split(next(line for line in out.splitlines() if "hpcjobs.worker" in line))[-1] == "0"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "--study: found nothing; allowed: a YAML file"),
+        (["--study", "nothing.yaml"], "nothing.yaml: there is no such file"),
+        (["--study", "search.yaml", "--nodes", "2"], "--nodes: found 2; allowed: 1 without --cluster"),
+        (["--study", "search.yaml", "--mode", "cpx"], "--mode: found 'cpx'; allowed: no mode without --cluster"),
+        (["--study", "search.yaml", "--trials", "+5"], "--trials: found '+5'; allowed: +N only with --resume"),
+        (["--study", "search.yaml", "--data", "nowhere"], "nowhere: found no such folder"),
+        (["--study", "search.yaml", "--folder", "."], "entries that are no study"),
+        (["--study", "search.yaml", "--folder", "a%j", "--cluster", "site.yaml"], "found '%' in the path"),
+        (["--study", "search.yaml", "--set", "timeout_min=3"], "found without --cluster"),
+        (["--study", "search.yaml", "--cluster", "nowhere"], "--cluster: found 'nowhere'; allowed: a path"),
+        (["--study", "search.yaml", "--cluster", "site.yaml", "--mode", "qpx"], "allowed on cluster site: spx, cpx"),
+        (["--study", "search.yaml", "--cluster", "site.yaml", "--set", "timeout"], "--set: found 'timeout'"),
+        (["--study", "search.yaml", "--cluster", "site.yaml", "--set", "timeout=3"], "did you mean 'timeout_min'?"),
+        (["--study", "typo.yaml"], "typo.yaml, line 2, parameters.y: found no such parameter; allowed: the"),
+        (["--study", "outside.yaml"], "outside.yaml, line 3, parameters.x.max: found 7.0; allowed: 0 to 1"),
+        (["--study", "missing.yaml"], "there is no module 'nowhere'"),
+        (["--study", "hungry.yaml"], "--data: found nothing, but the objective needs prepared data"),
+        (["--study", "hungry.yaml", "--data", "."], "found no manifest.json"),
+        (["--study", "sampler.yaml"], "unknown sampler 'tpee'"),
+        (["--resume", "nowhere"], "found no study.yaml"),
+        (["--resume", ".", "--study", "search.yaml"], "--study: found together with --resume"),
+        (["--resume", ".", "--trials", "5"], "--trials: found '5' with --resume; allowed: +N"),
+    ],
+)  # fmt: skip
+def test_a_mistake_ends_with_2_before_anything_is_made(
+    project: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str
+) -> None:
+    (project / "typo.yaml").write_text(STUDY.replace("\nparameters:\n  x:", "\nparameters: {y: 1, x:").rstrip() + "}")
+    (project / "outside.yaml").write_text(STUDY.replace("max: 1", "max: 7"))
+    (project / "missing.yaml").write_text(STUDY.replace("quick_objective", "nowhere"))
+    (project / "hungry.yaml").write_text(STUDY.replace(":train", ":hungry"))
+    (project / "sampler.yaml").write_text(STUDY + "sampler: {name: tpee}\n")
+    before = everything_in(project)
+    assert submit(*arguments) == 2
+    assert expected in capsys.readouterr().err
+    assert everything_in(project) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--nodes", "0"], "argument --nodes: found '0'; allowed: a whole number of at least 1"),
+        (["--nodes", "1.5"], "argument --nodes: found '1.5'"),
+        (["--workers", "-1"], "argument --workers"),
+        (["--trials", "0"], "argument --trials: found '0'"),
+        (["--epochs", "many"], "argument --epochs: found 'many'"),
+        (["--mode", "cxp"], "argument --mode: found 'cxp'; allowed: spx, dpx, qpx, cpx; did you mean 'cpx'?"),
+        (["--name", "a\nb"], "argument --name"),
+    ],
+)
+def test_an_impossible_argument_ends_with_2(
+    project: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str
+) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(["--study", "search.yaml", *arguments])
+    assert error.value.code == 2
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("slurm")
+def test_a_study_on_slurm_is_made_and_submitted_and_the_next_commands_are_said(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--study", "search.yaml", "--cluster", "site.yaml", "--nodes", "2", "--trials", "50", "--epochs", "3")
+    assert submit(*arguments, "--folder", "my study") == 0
+    out = capsys.readouterr().out
+    file = read_study_file(StudyPaths(project / "my study"))
+    assert (file.name, file.study.trials, file.study.epochs, file.run.nodes) == ("search", 50, 3, 2)
+    assert file.run.working_folder == project
+    assert file.cluster is not None
+    assert "submitted 2 nodes as job 123" in out
+    for command in ("status", "collect", "cancel"):
+        assert f"python -m hpcjobs.{command} {shlex.quote(str(project / 'my study'))}" in out
+    assert "#SBATCH --array=0-1%2" in (tmp_path / "submitted").read_text()
+
+
+@pytest.mark.usefixtures("slurm")
+def test_others_cannot_write_to_a_study_whatever_the_shells_umask(project: Path, tmp_path: Path) -> None:
+    import os
+
+    before = os.umask(0)
+    try:
+        assert submit("--study", "search.yaml", "--cluster", "site.yaml", "--folder", "mine") == 0
+    finally:
+        os.umask(before)
+    for path in (project / "mine", *everything_in(project / "mine")):
+        assert not path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH), path
+    assert (tmp_path / "umask").read_text().strip() == "0022"
+
+
+def test_a_refusal_of_sbatch_is_told_and_the_study_is_kept(
+    project: Path, slurm: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (slurm / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: Invalid account' >&2\nexit 1\n")
+    assert submit("--study", "search.yaml", "--cluster", "site.yaml", "--folder", "mine") == 2
+    err = capfd.readouterr().err
+    assert "sbatch refused the job: sbatch: error: Invalid account" in err
+    assert f"--resume {shlex.quote(str(project / 'mine'))} --set KEY=VALUE" in err
+    assert "Traceback" not in err
+
+
+def test_without_slurm_a_cluster_is_refused_before_anything_is_made(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = everything_in(project)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert submit("--study", "search.yaml", "--cluster", "site.yaml") == 2
+    assert "found no sbatch, srun, sacct on this machine" in capsys.readouterr().err
+    assert everything_in(project) == before
+
+
+@pytest.mark.usefixtures("slurm")
+def test_a_study_is_resumed_with_more_nodes_and_trials_but_never_made_twice(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from hpcjobs.study import open_study
+
+    new = ("--study", "search.yaml", "--cluster", "site.yaml", "--trials", "4", "--folder", "mine")
+    assert submit(*new, "--prepare") == 0
+    assert not (tmp_path / "submitted").exists()
+    assert submit(*new) == 2
+    assert "found a study there" in capsys.readouterr().err
+    assert submit("--resume", "mine", "--nodes", "3", "--trials", "+5", "--set", "account=other") == 0
+    assert len(open_study(StudyPaths(project / "mine")).trials()) == 9
+    script = (tmp_path / "submitted").read_text()
+    assert "#SBATCH --array=0-2%3" in script
+    assert "#SBATCH --account=other" in script
+
+
+def test_the_overview_names_the_commands_that_are_there() -> None:
+    done = subprocess.run([sys.executable, "-m", "hpcjobs"], capture_output=True, text=True, check=True)
+    assert "submit " in done.stdout
