@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import tempfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -47,12 +48,16 @@ def load(path: Path, *kinds: str) -> dict[str, Any]:
     :raises UserError: when there is none, it is damaged, or of another kind or version.
     """
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with path.open("rb") as file:
+            whole = zipfile.is_zipfile(file)  # its directory stands at the end
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
+    if not whole:
+        raise UserError(f"{path}: not a checkpoint of this program, or not all of one")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{path}: not a checkpoint of this program ({reason})") from error
+        raise UserError(f"{path}: not a checkpoint of this program ({str(error).splitlines()[0]})") from error
     found = content.get("format") if isinstance(content, dict) else None
     if found not in kinds:
         raise UserError(f"{path}: its format is {found!r}; needed is {' or '.join(kinds)}")

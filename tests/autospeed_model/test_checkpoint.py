@@ -1,0 +1,76 @@
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from autospeed_model import checkpoint
+from autospeed_model.errors import UserError
+from autospeed_model.network import AutoSpeed
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, ("executed",)
+
+
+def test_weights_come_back_as_the_network_they_belong_to(tmp_path: Path) -> None:
+    network = AutoSpeed(64, 96, "n").eval()
+    path = tmp_path / "été 'x'" / "best.pt"
+    checkpoint.save_weights(path, network, {"map": 0.5})
+    loaded = checkpoint.load_network(path)
+    image = torch.rand(1, 3, 64, 96)
+    assert not loaded.training
+    assert torch.equal(loaded(image), network(image))
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    checkpoint.save(path, checkpoint.WEIGHTS, {"value": 1})
+    with pytest.raises((pickle.PicklingError, AttributeError, TypeError)):
+        checkpoint.save(path, checkpoint.WEIGHTS, {"value": lambda: None})
+    assert checkpoint.load(path, checkpoint.WEIGHTS)["value"] == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoint.pt"]
+
+
+def test_reading_never_runs_code_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"format": checkpoint.WEIGHTS, "evil": Evil()}, "evil.pt")
+    with pytest.raises(UserError, match="not a checkpoint"):
+        checkpoint.load(Path("evil.pt"), checkpoint.WEIGHTS)
+    assert not Path("executed").exists()
+
+
+def test_a_file_of_another_kind_or_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    checkpoint.save(path, checkpoint.WEIGHTS, {})
+    with pytest.raises(UserError, match="its format is 'autospeed-weights'; needed is autospeed-training"):
+        checkpoint.load(path, checkpoint.TRAINING)
+    torch.save({"format": checkpoint.WEIGHTS, "version": 99}, path)
+    with pytest.raises(UserError, match="version 99, this program reads version 1"):
+        checkpoint.load(path, checkpoint.WEIGHTS)
+    torch.save([1, 2], path)
+    with pytest.raises(UserError, match="its format is None"):
+        checkpoint.load(path, checkpoint.WEIGHTS)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 truncated"])
+def test_a_damaged_file_is_told_as_such(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "damaged.pt"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"damaged\.pt: not a checkpoint"):
+        checkpoint.load(path, checkpoint.TRAINING)
+
+
+def test_a_truncated_checkpoint_is_told_as_such(tmp_path: Path) -> None:
+    path = tmp_path / "cut.pt"
+    checkpoint.save(path, checkpoint.TRAINING, {"weights": torch.zeros(10_000)})
+    path.write_bytes(path.read_bytes()[:20_000])
+    with pytest.raises(UserError, match=r"cut\.pt: not a checkpoint"):
+        checkpoint.load(path, checkpoint.TRAINING)
+
+
+def test_a_missing_file_is_told_as_such(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"none\.pt: no such file"):
+        checkpoint.load(tmp_path / "none.pt", checkpoint.TRAINING)
