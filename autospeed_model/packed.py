@@ -196,7 +196,7 @@ class PackedDataset:
     def _names(self, name: str, count: int) -> list[str]:
         path = self.path(name, "names")
         try:
-            names = path.read_text(encoding="utf-8").split("\n")[:-1]
+            names = path.read_text(encoding="utf-8", errors="surrogateescape").split("\n")[:-1]
         except FileNotFoundError:
             raise UserError(f"{path}: missing, although the manifest names it; {_AGAIN}") from None
         if len(names) != count:
@@ -246,7 +246,9 @@ def write_labels(folder: Path, name: str, boxes: Sequence[np.ndarray], names: Se
     np.save(
         packed_path(folder, name, "offsets"), np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
     )
-    packed_path(folder, name, "names").write_text("".join(f"{line}\n" for line in names), encoding="utf-8")
+    # File names are bytes: what is no UTF-8 in them is kept as it is.
+    lines = "".join(f"{line}\n" for line in names).encode("utf-8", errors="surrogateescape")
+    packed_path(folder, name, "names").write_bytes(lines)
 
 
 def describe_split(folder: Path, name: str, segments: Sequence[str], image_hashes: Sequence[str]) -> dict[str, Any]:
@@ -286,4 +288,4 @@ def write_manifest(folder: Path, variant: str, height: int, width: int, splits: 
     """Write ``manifest.json``: the last file, a folder without it is not a dataset."""
     manifest = {"format": FORMAT, "version": VERSION, "variant": variant, "height": height, "width": width}
     manifest |= {"classes": list(CLASSES), "splits": dict(splits), **more}
-    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
