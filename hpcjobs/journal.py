@@ -10,45 +10,70 @@ with storage.batch():          # parameters, attributes and reports of one trial
 from __future__ import annotations
 
 import os
+import secrets
 import threading
-import uuid
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from optuna.storages import JournalStorage
+from optuna.storages.journal._storage import JournalOperation
 
+from hpcjobs.journal_client import SOCKET_VARIABLE
 from hpcjobs.journal_file import FileBackend, StatusCallback
-from hpcjobs.journal_lock import DEFAULT_DEADLINE_S
+from hpcjobs.journal_lock import DEFAULT_DEADLINE_S, lock_for
 from hpcjobs.journal_records import Damage
+from hpcjobs.journal_replay import Replay
 from hpcjobs.paths import StudyPaths
+
+# A report reads the journal at most this often: that is to tell a worker whose trial was taken from it.
+_REPORT_SYNC_S = 0.5
 
 
 def open_storage(
-    paths: StudyPaths, *, deadline_s: float = DEFAULT_DEADLINE_S, on_status: StatusCallback | None = None
+    paths: StudyPaths,
+    *,
+    socket: str | None = None,
+    deadline_s: float = DEFAULT_DEADLINE_S,
+    on_status: StatusCallback | None = None,
 ) -> StudyStorage:
     """Open (or create) the journal of a study folder.
 
     Damage in it is repaired, listed in ``storage.damages`` and logged.
 
     Args:
+        socket: where the node's journal server listens; by default what ``HPCJOBS_JOURNAL_SOCKET`` says. Without a
+            server, and whenever it does not answer, records are appended directly.
         deadline_s: how long any call waits for the lock before it raises JournalTimeoutError.
         on_status: told in one sentence what a call waits for (a full disk); by default it is logged.
     """
-    return StudyStorage(FileBackend(paths.journal, deadline_s=deadline_s, on_status=on_status))
+    socket = socket if socket is not None else os.environ.get(SOCKET_VARIABLE)
+    lock = lock_for(paths.journal, deadline_s)
+    return StudyStorage(FileBackend(paths.journal, lock, socket=socket, on_status=on_status))
 
 
 class StudyStorage(JournalStorage):
-    """Optuna's JournalStorage with an exclusive section, batches, and safety across ``fork``."""
+    """Optuna's JournalStorage with an exclusive section, batches, a quicker replay, and safety across ``fork``."""
 
     def __init__(self, backend: FileBackend) -> None:
-        backend.repair_tail()
-        super().__init__(backend)
-        self._file: FileBackend = backend
+        # The base class's own initialisation would replay with its slower rules.
+        self._file = self._backend = backend
+        self._offset = 0
         self._thread_lock = threading.RLock()  # type: ignore[assignment]  # exclusive() calls the storage inside
         self._batch: list[dict[str, Any]] | None = None
+        self._worker_id_prefix = _new_prefix()
+        self._replay_result: Replay = Replay(self._worker_id_prefix)
+        backend.repair_tail()
+        self._sync_with_backend()
         _storages.add(self)
+
+    def _sync_with_backend(self) -> None:
+        records, self._offset = self._file.read_from(self._offset)
+        self._synced_at = time.monotonic()
+        if records:
+            self._replay_result.apply_logs(records)
 
     @property
     def damages(self) -> list[Damage]:
@@ -78,6 +103,14 @@ class StudyStorage(JournalStorage):
             finally:
                 self._batch = None
 
+    def set_trial_intermediate_value(self, trial_id: int, step: int, intermediate_value: float) -> None:
+        log = {"trial_id": trial_id, "step": step, "intermediate_value": intermediate_value}
+        with self._thread_lock:
+            if time.monotonic() > self._synced_at + _REPORT_SYNC_S:
+                self._sync_with_backend()
+            self._replay_result.check_updatable(trial_id)
+            self._write_log(JournalOperation.SET_TRIAL_INTERMEDIATE_VALUE, log)
+
     def _write_log(self, op_code: int, extra_fields: dict[str, Any]) -> None:
         entry = {"op_code": op_code, "worker_id": self._replay_result.worker_id, **extra_fields}
         if self._batch is not None:
@@ -89,10 +122,14 @@ class StudyStorage(JournalStorage):
         """In a child: another writer than the parent, else both would take one trial for their own."""
         self._thread_lock = threading.RLock()  # type: ignore[assignment]
         self._batch = None
-        self._worker_id_prefix = f"{uuid.uuid4()}-"
+        self._worker_id_prefix = _new_prefix()
         self._replay_result._worker_id_prefix = self._worker_id_prefix
         self._replay_result._worker_id_to_owned_trial_id = {}
         self._file.after_fork()
+
+
+def _new_prefix() -> str:
+    return f"{secrets.token_hex(8)}-"
 
 
 _storages: weakref.WeakSet[StudyStorage] = weakref.WeakSet()

@@ -23,12 +23,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 from optuna.storages.journal import BaseJournalBackend
 
-from hpcjobs.journal_lock import DEFAULT_DEADLINE_S, KernelLock, is_current, open_journal
-from hpcjobs.journal_records import Damage, damage, encode, find_damage, is_record, parse
+from hpcjobs.journal_client import JournalClient, ServerGoneError
+from hpcjobs.journal_lock import KernelLock, is_current, open_journal
+from hpcjobs.journal_records import Damage, Record, Report, damage, encode, find_damage, parse_lines
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class FileBackend(BaseJournalBackend):
     Args:
         path: the journal; created if it is missing.
         lock: what excludes other writers.
-        deadline_s: how long a call may wait for the lock.
+        socket: where the node's journal server listens, if there is one.
         full_disk_patience_s: how long an append waits for room on a full disk or quota before its OSError is raised.
         on_status: told in one sentence what a call waits for, when it waits long.
     """
@@ -56,19 +56,21 @@ class FileBackend(BaseJournalBackend):
     def __init__(
         self,
         path: Path,
-        lock: KernelLock | None = None,
+        lock: KernelLock,
         *,
-        deadline_s: float = DEFAULT_DEADLINE_S,
+        socket: str | None = None,
         full_disk_patience_s: float = 3600.0,
         on_status: StatusCallback | None = None,
     ) -> None:
         self.path = Path(path).absolute()
         self.damages: list[Damage] = []
-        self._lock = lock or KernelLock(self.path, deadline_s)
+        self._lock = lock
         self._patience_s = full_disk_patience_s
         self._on_status = on_status or log.warning
+        self._client = JournalClient(socket, self._on_status) if socket else None
         self._descriptor = open_journal(self.path)
         self._offsets = {0: 0}
+        self._read_end = 0
         self._start_afresh()
 
     def _start_afresh(self) -> None:
@@ -78,30 +80,34 @@ class FileBackend(BaseJournalBackend):
 
     # Reading
 
-    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+    def read_logs(self, log_number_from: int) -> Iterator[Record]:
         """Optuna's interface: the records from this number on."""
         known = max(number for number in self._offsets if number <= log_number_from)
-        offset = self._offsets[known]
-        records, end = self.read_from(offset)
-        self._offsets[known + len(records)] = end
-        yield from records[log_number_from - known :]
+        offset, number = self._offsets[known], known
+        while data := self._whole_lines(offset):
+            if parse_lines(data) is None:
+                data = self._repaired(offset, data)
+            for line in data.split(b"\n")[:-1]:
+                if line.strip():
+                    if number >= log_number_from:
+                        yield json.loads(line)
+                    number += 1
+            offset += len(data)
+        self._offsets[number] = offset
 
-    def read_from(self, offset: int) -> tuple[list[dict[str, Any]], int]:
-        """The records between ``offset`` and the last newline, and the offset behind them."""
-        records: list[dict[str, Any]] = []
-        while True:
-            data = self._whole_lines(offset)
-            if not data:
-                return records, offset
-            try:
-                found = json.loads(b"[" + data[:-1].replace(b"\n", b",") + b"]")
-                valid = len(found) == data.count(b"\n") and all(map(is_record, found))
-            except ValueError:
-                valid = False
-            if not valid:
-                found = self._read_damaged(offset, data)
+    def read_from(self, offset: int) -> tuple[list[Record | Report], int]:
+        """The records between ``offset`` and the last newline as ``parse_lines`` gives them, and the offset behind."""
+        records: list[Record | Report] = []
+        while data := self._whole_lines(offset):
+            found = parse_lines(data)
+            if found is None:
+                data = self._repaired(offset, data)
+                found = parse_lines(data)
+                assert found is not None, "damage that repair does not find"
             records += found
             offset += len(data)
+        self._read_end = offset
+        return records, offset
 
     def _whole_lines(self, offset: int) -> bytes:
         """At most some megabytes of whole lines. A longer line is read as a whole."""
@@ -113,8 +119,11 @@ class FileBackend(BaseJournalBackend):
                 return data[:end]
             size *= 2
 
-    def _read_damaged(self, offset: int, data: bytes) -> list[dict[str, Any]]:
-        """The records among damaged lines. Looks again under the lock, and repairs what is still damaged there."""
+    def _repaired(self, offset: int, data: bytes) -> bytes:
+        """Damaged lines after repair: looks again under the lock, and blanks what is still damaged there.
+
+        Returned are whole lines again; blanks at the end that joined the line behind them are left out.
+        """
         try:
             with self.exclusive():
                 data = os.pread(self._descriptor, len(data), offset)
@@ -125,35 +134,54 @@ class FileBackend(BaseJournalBackend):
             for span in find_damage(data, offset):
                 at = span.offset - offset
                 data = data[:at] + b" " * span.length + data[at + span.length :]
-        records = (parse(line) for line in data.split(b"\n"))
-        return [record for record in records if record is not None]
+        return data[: data.rfind(b"\n") + 1]
 
     # Writing
 
-    def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Optuna's interface: append these records, all of one writer, as one write."""
-        self.append(self.encode(logs), synced=any(entry["op_code"] in _SYNCED_OPERATIONS for entry in logs))
+    def append_logs(self, logs: list[Record]) -> None:
+        """Optuna's interface: append these records as one write. Records that others act on are synced to the disk.
 
-    def encode(self, logs: list[dict[str, Any]]) -> bytes:
+        Raises JournalTimeoutError if the lock cannot be had, and OSError if the disk stays full.
+        """
+        lines = self._encode(logs)
+        synced = any(entry["op_code"] in _SYNCED_OPERATIONS for entry in logs)
+        if self._client is not None and not self._depth and self._client.available():
+            since = self._read_end
+            try:
+                self._client.commit(b"".join(lines), synced)
+            except ServerGoneError as error:
+                log.info("appending without the node's journal server: %s", error)
+                self.append(lambda: self._missing(lines, since), synced)
+        else:
+            self.append(lambda: b"".join(lines), synced)
+
+    def _encode(self, logs: list[Record]) -> list[bytes]:
         """The lines of records of this process, each with the next number of its writer."""
         lines = []
         for entry in logs:
             n = self._counters.get(entry["worker_id"], 0) + 1
             self._counters[entry["worker_id"]] = n
             lines.append(encode(entry, n))
-        return b"".join(lines)
+        return lines
 
-    def append(self, data: bytes, synced: bool) -> None:
-        """Append whole lines. When it returns they are in the file and, with ``synced``, on the disk.
+    def _missing(self, lines: list[bytes], since: int) -> bytes:
+        """Those of our lines that are not in the file yet: no two lines are equal, their writer numbers them."""
+        written = b""
+        while data := self._whole_lines(since + len(written)):
+            written += data
+        return b"".join(line for line in lines if line not in written)
 
-        Raises JournalTimeoutError if the lock cannot be had, and OSError if the disk stays full.
+    def append(self, lines: Callable[[], bytes], synced: bool) -> None:
+        """Append what ``lines`` returns; it is asked anew, under the lock, at every attempt.
+
+        On return the lines are in the file and, with ``synced``, on the disk.
         """
         end = time.monotonic() + self._patience_s
         pause = 0.1
         while True:
             try:
                 with self.exclusive():
-                    self._append_locked(data, synced)
+                    self._append_locked(lines(), synced)
                 return
             except OSError as error:
                 if error.errno not in _FULL or time.monotonic() + pause > end:
@@ -252,9 +280,13 @@ class FileBackend(BaseJournalBackend):
         os.close(self._descriptor)
         self._descriptor = -1
         self._lock.close()
+        if self._client is not None:
+            self._client.close()
 
     def after_fork(self) -> None:
         """In a child: nothing is shared with the parent but the file."""
         self._lock.after_fork()
+        if self._client is not None:
+            self._client.close()
         self._descriptor = os.dup(self._descriptor)
         self._start_afresh()

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -79,7 +78,7 @@ class KernelLock(BaseJournalFileLock):
 
     Args:
         journal: the file that is guarded and locked; created if it is missing.
-        deadline_s: how long ``acquire`` waits before it raises :class:`JournalTimeoutError`.
+        deadline_s: how long ``acquire`` waits before it raises :class:`JournalTimeoutError`; infinity: for ever.
     """
 
     def __init__(self, journal: Path, deadline_s: float = DEFAULT_DEADLINE_S) -> None:
@@ -106,7 +105,10 @@ class KernelLock(BaseJournalFileLock):
             if self._descriptor < 0:
                 self._descriptor = open_journal(self._journal)
             if not lock_descriptor(self._descriptor, blocking=False):
-                self._wait(end)
+                if math.isinf(end):
+                    fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+                else:
+                    self._wait(end)
             if is_current(self._descriptor, self._journal):
                 break
             # The file was replaced (compaction) while we waited: what we have locked is no longer the journal.
@@ -209,11 +211,5 @@ def is_current(descriptor: int, path: Path) -> bool:
     return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
 
 
-@contextmanager
-def held(lock: BaseJournalFileLock, acquire: Callable[[], bool] | None = None) -> Iterator[None]:
-    """Hold a lock for a block."""
-    (acquire or lock.acquire)()
-    try:
-        yield
-    finally:
-        lock.release()
+def lock_for(journal: Path, deadline_s: float = DEFAULT_DEADLINE_S) -> KernelLock:
+    return KernelLock(journal, deadline_s)

@@ -1,0 +1,251 @@
+"""Replay of the journal into trials: Optuna's own rules, at a quarter of their cost.
+
+Every worker replays every record, so with W workers a record is replayed W times; this is what limits a study of short
+trials. Saved against the base class: distributions are parsed once per text and shared; a trial is copied before a
+change only if somebody outside may hold it; a parameter is checked against one known distribution of its name instead
+of a search through all trials; and reports, most of all records, stay unparsed until somebody looks at them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+from optuna.distributions import BaseDistribution, check_distribution_compatibility, json_to_distribution
+from optuna.exceptions import DuplicatedStudyError, UpdateFinishedTrialError
+from optuna.storages.journal._storage import JournalOperation, JournalStorageReplayResult
+from optuna.trial import FrozenTrial, TrialState
+
+from hpcjobs.journal_records import Record, Report, parse_report
+
+_parse_distribution = lru_cache(maxsize=4096)(json_to_distribution)
+_STATES = {state.value: state for state in TrialState}
+_RUNNING = TrialState.RUNNING
+
+
+def local_time(text: str | None) -> datetime | None:
+    """A time of the journal (with its zone) as Optuna's trials have it: local and without zone."""
+    if text is None:
+        return None
+    return datetime.fromtimestamp(datetime.fromisoformat(text).timestamp())
+
+
+class LazyTrial(FrozenTrial):
+    """A trial whose latest reports are still text of the journal, until ``intermediate_values`` is asked for.
+
+    While they are, its dictionary has ``_earlier`` (the values before them) and ``_reports`` in place of the attribute.
+    """
+
+    def add_report(self, text: bytes) -> None:
+        fields = self.__dict__
+        if "_reports" not in fields:
+            fields["_earlier"] = fields.pop("intermediate_values")
+            fields["_reports"] = []
+        fields["_reports"].append(text)
+
+    def changeable_copy(self) -> LazyTrial:
+        fields = dict(self.__dict__)
+        for name in ("_params", "_distributions", "_user_attrs", "_system_attrs"):
+            fields[name] = dict(fields[name])
+        if "_reports" in fields:
+            fields["_reports"] = list(fields["_reports"])
+        else:
+            fields["intermediate_values"] = dict(fields["intermediate_values"])
+        trial = object.__new__(LazyTrial)
+        trial.__dict__ = fields
+        return trial
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "intermediate_values" or "_reports" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        values = dict(self.__dict__.pop("_earlier"))
+        values.update(map(parse_report, self.__dict__.pop("_reports")))
+        self.intermediate_values = values
+        return values
+
+    # Whatever looks into the dictionary must find it complete
+
+    def __eq__(self, other: Any) -> bool:
+        for trial in (self, other):
+            getattr(trial, "intermediate_values", None)
+        return super().__eq__(other)
+
+    __hash__ = FrozenTrial.__hash__
+
+    def __repr__(self) -> str:
+        self.intermediate_values  # noqa: B018
+        return super().__repr__().replace(type(self).__name__, FrozenTrial.__name__, 1)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled and copied as the trial of Optuna that it stands for."""
+        self.intermediate_values  # noqa: B018
+        return (object.__new__, (FrozenTrial,), self.__dict__)
+
+
+class Replay(JournalStorageReplayResult):
+    """The studies and trials after all records read so far."""
+
+    def __init__(self, worker_id_prefix: str) -> None:
+        super().__init__(worker_id_prefix)
+        self._last_created_trial_id_by_this_process = -1
+        # trials that nobody outside has seen since their last copy: these are changed in place
+        self._private: dict[int, LazyTrial] = {}
+        self._known_distributions: dict[tuple[int, str], BaseDistribution] = {}
+        self._handlers = {
+            JournalOperation.CREATE_STUDY: self._apply_create_study,
+            JournalOperation.DELETE_STUDY: self._apply_delete_study,
+            JournalOperation.SET_STUDY_USER_ATTR: self._apply_set_study_user_attr,
+            JournalOperation.SET_STUDY_SYSTEM_ATTR: self._apply_set_study_system_attr,
+            JournalOperation.CREATE_TRIAL: self._apply_create_trial,
+            JournalOperation.SET_TRIAL_PARAM: self._apply_set_trial_param,
+            JournalOperation.SET_TRIAL_STATE_VALUES: self._apply_set_trial_state_values,
+            JournalOperation.SET_TRIAL_INTERMEDIATE_VALUE: self._apply_set_trial_intermediate_value,
+            JournalOperation.SET_TRIAL_USER_ATTR: self._apply_set_trial_user_attr,
+            JournalOperation.SET_TRIAL_SYSTEM_ATTR: self._apply_set_trial_system_attr,
+        }
+
+    def apply_logs(self, logs: Iterable[Record | Report]) -> None:  # type: ignore[override]
+        """Apply all records; then raise the first error that a record of this worker met, as Optuna does."""
+        failure: Exception | None = None
+        private, handlers = self._private, self._handlers
+        for log in logs:
+            self.log_number_read += 1
+            try:
+                if isinstance(log, tuple):
+                    trial = private.get(log[0]) or self._changeable_for_report(log[0])
+                    if trial is not None:
+                        trial.add_report(log[1])
+                    continue
+                handler = handlers.get(log["op_code"])
+                if handler is not None:  # None: an operation that Optuna's own replay passes over as well
+                    handler(log)
+            except (KeyError, ValueError, DuplicatedStudyError, UpdateFinishedTrialError) as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def _changeable_for_report(self, trial_id: int) -> LazyTrial | None:
+        trial = self._trials.get(trial_id)
+        return None if trial is None or trial.state.is_finished() else self._own_copy(trial)
+
+    # What callers get is theirs: from then on it is not changed any more
+
+    def get_trial(self, trial_id: int) -> FrozenTrial:
+        self._private.pop(trial_id, None)
+        return super().get_trial(trial_id)
+
+    def get_all_trials(self, study_id: int, states: Container[TrialState] | None) -> list[FrozenTrial]:
+        if self._private and (states is None or any(state in states for state in (_RUNNING, TrialState.WAITING))):
+            self._private.clear()
+        return super().get_all_trials(study_id, states)
+
+    def check_updatable(self, trial_id: int) -> None:
+        """Raises Optuna's error of an update of a trial that is finished or not there."""
+        self._trial_exists_and_updatable(trial_id, {"worker_id": self.worker_id})
+
+    def _changeable(self, trial_id: int, log: Record) -> LazyTrial | None:
+        """The trial to change in place, or None if the record does not count."""
+        trial = self._trials.get(trial_id)
+        if trial is None or trial.state.is_finished():
+            # The base class knows whether this is an error of our own or to be passed over.
+            self._trial_exists_and_updatable(trial_id, log)
+            return None
+        return self._private.get(trial_id) or self._own_copy(trial)
+
+    def _own_copy(self, trial: FrozenTrial) -> LazyTrial:
+        own = trial.changeable_copy()  # type: ignore[attr-defined]  # all trials here are lazy
+        self._trials[own._trial_id] = own
+        self._private[own._trial_id] = own
+        return own  # type: ignore[no-any-return]
+
+    def _apply_create_trial(self, log: Record) -> None:
+        study_id = log["study_id"]
+        if not self._study_exists(study_id, log):
+            return
+        trial_ids = self._study_id_to_trial_ids[study_id]
+        trial_id = len(self._trials)
+        distributions = {name: _parse_distribution(text) for name, text in log.get("distributions", {}).items()}
+        trial = LazyTrial(
+            trial_id=trial_id,
+            number=len(trial_ids),
+            state=_STATES[log.get("state", _RUNNING.value)],
+            params={name: distributions[name].to_external_repr(value) for name, value in log.get("params", {}).items()},
+            distributions=distributions,
+            user_attrs=log.get("user_attrs", {}),
+            system_attrs=log.get("system_attrs", {}),
+            value=log.get("value"),
+            intermediate_values={int(step): value for step, value in log.get("intermediate_values", {}).items()},
+            datetime_start=local_time(log["datetime_start"]),
+            datetime_complete=local_time(log.get("datetime_complete")),
+            values=log.get("values"),
+        )
+        self.add_trial(study_id, trial)
+        if log["worker_id"].startswith(self._worker_id_prefix) and self._is_issued_by_this_worker(log):
+            self._last_created_trial_id_by_this_process = trial_id
+            if trial.state is _RUNNING:
+                self._worker_id_to_owned_trial_id[self.worker_id] = trial_id
+
+    def add_trial(self, study_id: int, trial: LazyTrial) -> None:
+        """Take in a trial that follows all others."""
+        trial_id = trial._trial_id
+        self._trials[trial_id] = trial
+        self._study_id_to_trial_ids[study_id].append(trial_id)
+        self._trial_id_to_study_id[trial_id] = study_id
+        if not trial.state.is_finished():
+            self._private[trial_id] = trial
+        for name, distribution in trial.distributions.items():
+            self._known_distributions.setdefault((study_id, name), distribution)
+
+    def _apply_set_trial_param(self, log: Record) -> None:
+        trial_id, name = log["trial_id"], log["param_name"]
+        trial = self._changeable(trial_id, log)
+        if trial is None:
+            return
+        distribution = _parse_distribution(log["distribution"])
+        study_id = self._trial_id_to_study_id[trial_id]
+        known = self._known_distributions.setdefault((study_id, name), distribution)
+        if known is not distribution:
+            try:
+                check_distribution_compatibility(known, distribution)
+            except ValueError:
+                if self._is_issued_by_this_worker(log):
+                    raise
+                return
+        trial._params[name] = distribution.to_external_repr(log["param_value_internal"])
+        trial._distributions[name] = distribution
+
+    def _apply_set_trial_state_values(self, log: Record) -> None:
+        trial_id = log["trial_id"]
+        trial = self._changeable(trial_id, log)
+        if trial is None:
+            return
+        state = _STATES[log["state"]]
+        if state is _RUNNING:
+            if trial.state is _RUNNING:  # another worker was first
+                return
+            trial._datetime_start = local_time(log["datetime_start"])
+            if log["worker_id"].startswith(self._worker_id_prefix) and self._is_issued_by_this_worker(log):
+                self._worker_id_to_owned_trial_id[self.worker_id] = trial_id
+        elif state.is_finished():
+            trial.datetime_complete = local_time(log["datetime_complete"])
+            del self._private[trial_id]
+        trial.state = state
+        if log["values"] is not None:
+            trial.values = log["values"]
+
+    def _apply_set_trial_intermediate_value(self, log: Record) -> None:
+        trial = self._changeable(log["trial_id"], log)
+        if trial is not None:
+            trial.intermediate_values[log["step"]] = log["intermediate_value"]
+
+    def _apply_set_trial_user_attr(self, log: Record) -> None:
+        trial = self._changeable(log["trial_id"], log)
+        if trial is not None:
+            trial._user_attrs.update(log["user_attr"])
+
+    def _apply_set_trial_system_attr(self, log: Record) -> None:
+        trial = self._changeable(log["trial_id"], log)
+        if trial is not None:
+            trial._system_attrs.update(log["system_attr"])
