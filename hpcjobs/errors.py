@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import select
 import sys
 from collections.abc import Callable
 
 EXIT_USER_ERROR = 2
+# what a shell reports for a process that SIGPIPE has ended
+EXIT_CLOSED_PIPE = 141
 
 
 class UserError(Exception):
@@ -19,6 +23,19 @@ def run_entry(main: Callable[[], int | None]) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
+    except BrokenPipeError:
+        if not _reader_is_gone():
+            raise
+        # `| head` has seen enough; Python's own flush at exit must not complain of it either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_CLOSED_PIPE
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def _reader_is_gone() -> bool:
+    """Whether it is our standard output that is closed, and not some connection."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), select.POLLOUT)
+    return any(event & select.POLLERR for _, event in poll.poll(0))

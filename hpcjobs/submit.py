@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -40,7 +41,8 @@ examples:
 def main(arguments: list[str] | None = None) -> int:
     options = make_parser().parse_args(arguments)
     submission = new_submission(options) if options.resume is None else resumed_submission(options)
-    console = Console(highlight=False)
+    # wide where nobody looks at a terminal, so that paths in a log are whole
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     if options.dry_run:
         show_dry_run(submission, console)
         return 0
@@ -119,6 +121,8 @@ def show(submission: Submission, console: Console) -> None:
         if value:
             table.add_row(Text(name, style="bold"), Text(value, overflow="fold"))
     console.print(table)
+    if plan.cluster is None and shutil.which("sbatch"):
+        console.print("note: Slurm is here, but without --cluster the study runs on this machine alone", style="yellow")
     if not submission.resumed and study.trials < 3 * plan.workers and plan.workers > 1:
         console.print(
             f"note: {study.trials} trials for {plan.workers} workers leave the sampler little to learn from; "
