@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import yaml
 from optuna.trial import FrozenTrial
 from rich.console import Console
 from rich.table import Table
@@ -23,7 +24,6 @@ from hpcjobs.owners import OWNER
 from hpcjobs.paths import StudyPaths, write_atomically
 from hpcjobs.progress import best_trial
 from hpcjobs.study import OpenStudy, open_study
-from hpcjobs.yaml_file import dump_yaml
 
 TRIALS_SHOWN = 15
 
@@ -67,7 +67,9 @@ def collect(study: OpenStudy) -> FrozenTrial | None:
     """Write the result files; returns the best trial, or None before one has completed."""
     best = best_trial(study)
     if best is not None:
-        write_atomically(study.paths.best_params, dump_yaml(configuration(study.file, best)))
+        # quoted so that readers of YAML 1.1 and of 1.2 find the same values
+        text = yaml.safe_dump(configuration(study.file, best), sort_keys=False, allow_unicode=True)
+        write_atomically(study.paths.best_params, text)
     write_atomically(study.paths.trials_csv, trials_csv(study))
     write_atomically(study.paths.summary, json.dumps(summary(study, best), indent=2, default=str) + "\n")
     return best

@@ -82,7 +82,8 @@ class Guardian:
         strangers = [owner for _, owner in owners if owner and not owner.on_this_host]
         jobs = self._ask(now, strangers) if self._with_slurm else None
         for trial, owner in owners:
-            if owner is not None:
+            # the agent itself sees the ends of its own workers, and knows more about them
+            if owner is not None and owner.agent != self._agent:
                 reason = gone(owner, self._watch, jobs)
                 if reason is not None:
                     self._recover(trial, owner, reason)

@@ -24,8 +24,8 @@ log = logging.getLogger("hpcjobs.node")
 # a device that fails so often is left out for the rest of the job
 MOST_DEVICE_FAULTS = 2
 # a worker that dies so often in a row without finishing a trial is left out
-MOST_DEATHS = 6
-LONGEST_PAUSE_S = 60.0
+MOST_DEATHS = 8
+LONGEST_PAUSE_S = 10.0
 # a worker whose status has not changed for so long is taken for hung, and killed
 HUNG_S = 600.0
 STARTING_S = 300.0
@@ -153,7 +153,7 @@ class Step:
         elif self._deaths >= MOST_DEATHS:
             self._leave_out(f"it died {self._deaths} times without finishing a trial; see {self._log}")
         else:
-            self.restart(min(LONGEST_PAUSE_S, 2.0 ** (self._deaths - 1)))
+            self.restart(min(LONGEST_PAUSE_S, 0.25 * 2.0 ** (self._deaths - 1)))
 
     def _leave_out(self, why: str) -> None:
         self.state, self.message = "out", why

@@ -86,11 +86,26 @@ def dying_once(params: dict[str, Any], context: Any) -> float:
     return 10.0
 
 
-def always_dying(params: dict[str, Any], context: Any) -> float:
-    os._exit(9)
+def first_always_dying(params: dict[str, Any], context: Any) -> float:
+    """The first trial and all that continue it kill their worker."""
+    if context.number not in (1, 2):
+        os._exit(9)
+    return 1.0
 
 
 def _save(path: Path, text: str) -> None:
     partial = path.with_suffix(".partial")
     partial.write_text(text)
     partial.replace(path)
+
+
+def show_devices(params: dict[str, Any], context: Any) -> float:
+    """Writes what it may use into the trial's folder."""
+    names = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.endswith("_VISIBLE_DEVICES")]
+    cores = sorted(os.sched_getaffinity(0))
+    (context.folder / "devices").write_text(f"{' '.join(names)} device={context.device} cores={cores}")
+    return 0.0
+
+
+def device_fault(params: dict[str, Any], context: Any) -> float:
+    raise RuntimeError("HIP error: an illegal memory access was encountered")

@@ -1,0 +1,80 @@
+"""The result files of a study."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hpcjobs.budget import claim, finish
+from hpcjobs.failures import Failure, FailureClass
+from hpcjobs.load import write_study_file
+from hpcjobs.owners import Owner
+from hpcjobs.study import open_study
+
+
+def collect(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hpcjobs.collect", str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_best_parameters_are_a_complete_configuration(studies: Any) -> None:
+    study = studies.create("quadratic", trials=4, fixed={"momentum": 0.9})
+    file = study.file.model_copy(update={"defaults": {"x": 0.0, "momentum": 0.5, "name": "no", "warmup": 1e-06}})
+    write_study_file(study.paths, file)
+    studies.worker(study).wait(30)
+    done = collect(study.paths.folder)
+    assert done.returncode == 0, done.stderr
+    best = min(study.trials(), key=lambda trial: trial.value)
+    found = yaml.safe_load(study.paths.best_params.read_text())
+    assert found == {"x": best.params["x"], "momentum": 0.9, "name": "no", "warmup": 1e-06}
+    assert isinstance(found["warmup"], float)
+    summary = json.loads(study.paths.summary.read_text())
+    assert summary["best"]["number"] == best.number
+    assert (summary["budget"], summary["finished"]) == (4, True)
+
+
+def test_all_trials_are_in_the_table_with_why_they_failed(studies: Any) -> None:
+    study = studies.create("out_of_gpu_memory", trials=4)
+    studies.worker(study).wait(30)
+    collect(study.paths.folder)
+    with study.paths.trials_csv.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["state"] for row in rows] == ["fail", "complete", "fail", "complete"]
+    assert [row["failure"] for row in rows] == ["out of GPU memory", "", "out of GPU memory", ""]
+    assert float(rows[1]["param_x"]) == study.trials()[1].params["x"]
+    assert rows[1]["element"] == "here_1"
+
+
+def test_maximising_takes_the_largest_value(studies: Any) -> None:
+    study = studies.create("quadratic", trials=2, direction="maximize")
+    for value in (1.0, 3.0):
+        trial_id = claim(study, Owner.of_this_process(element="e", agent="a", worker=0, token="t"))
+        finish(study, trial_id, "t", study.trials()[0].state.COMPLETE, value=value)
+    collect(study.paths.folder)
+    assert json.loads(study.paths.summary.read_text())["best"]["value"] == 3.0
+
+
+def test_a_study_without_a_completed_trial_says_so(studies: Any) -> None:
+    study = studies.create("quadratic", trials=2)
+    trial_id = claim(study, Owner.of_this_process(element="e", agent="a", worker=0, token="t"))
+    failure = Failure(FailureClass.OBJECTIVE, "ValueError: no")
+    finish(study, trial_id, "t", study.trials()[0].state.FAIL, failure=failure)
+    done = collect(study.paths.folder)
+    assert done.returncode == 1
+    assert "No trial has completed yet (0 running, 1 waiting, 1 failed)" in " ".join(done.stdout.split())
+    assert not study.paths.best_params.exists()
+    assert open_study(study.paths).paths.trials_csv.exists()
+
+
+def test_what_is_no_study_is_refused(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "missing"):
+        done = collect(folder)
+        assert done.returncode == 2
+        assert str(folder) in done.stderr
+        assert "Traceback" not in done.stderr

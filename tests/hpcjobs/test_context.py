@@ -1,0 +1,148 @@
+"""What an objective can rely on in its context."""
+
+from __future__ import annotations
+
+import csv
+from typing import Any
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from hpcjobs.budget import TrialTaken, claim, hand_back
+from hpcjobs.context import HandBack, TrialContext
+from hpcjobs.failures import Failure, FailureClass
+from hpcjobs.owners import Owner
+from hpcjobs.recovery import recover
+
+
+class StoppedClock:
+    """The worker's part, set by hand."""
+
+    def __init__(self) -> None:
+        self.stopped = False
+        self.left: float | None = None
+        self.seen: list[tuple[int, float]] = []
+
+    def stop_ordered(self) -> bool:
+        return self.stopped
+
+    def seconds_left(self) -> float | None:
+        return self.left
+
+    def progress(self, epoch: int, value: float, figures: dict[str, float], epoch_s: float) -> None:
+        self.seen.append((epoch, value))
+
+
+def claimed(study: Any, token: str = "mine", clock: StoppedClock | None = None) -> TrialContext:
+    trial_id = claim(study, Owner.of_this_process(element="e", agent="a", worker=0, token=token))
+    trial = optuna.Trial(study.optuna_study(), trial_id)
+    folder = study.paths.trial(trial.number)
+    folder.mkdir(parents=True, exist_ok=True)
+    return TrialContext(
+        trial=trial, token=token, folder=folder, data=None, epochs=5, device="cpu", clock=clock or StoppedClock()
+    )
+
+
+def test_reports_reach_the_journal_the_curve_and_the_worker(studies: Any) -> None:
+    study, clock = studies.create("quadratic"), StoppedClock()
+    context = claimed(study, clock=clock)
+    context.report(1, 0.5, map50=0.6)
+    context.report(2, 0.7, map50=0.8)
+    assert study.trials()[0].intermediate_values == {1: 0.5, 2: 0.7}
+    with (context.folder / "curve.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["step"], row["value"], row["map50"]) for row in rows] == [("1", "0.5", "0.6"), ("2", "0.7", "0.8")]
+    assert clock.seen == [(1, 0.5), (2, 0.7)]
+    assert context.figures == {"map50": 0.8}
+
+
+def test_a_step_reported_by_an_earlier_run_is_not_written_again(studies: Any) -> None:
+    study = studies.create("quadratic")
+    claimed(study).report(1, 0.5)
+    hand_back(study, 0, "mine")
+    context = claimed(study, "next")
+    context.report(1, 0.9)
+    context.report(2, 0.7)
+    assert study.trials()[0].intermediate_values == {1: 0.5, 2: 0.7}
+    assert (context.folder / "curve.csv").read_text().splitlines() == ["step,value", "1,0.5", "2,0.7"]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_value_that_is_not_finite_means_diverged(value: float, studies: Any) -> None:
+    study = studies.create("quadratic")
+    with pytest.raises(ArithmeticError):
+        claimed(study).report(1, value)
+    assert study.trials()[0].intermediate_values == {}
+
+
+def test_a_report_of_a_trial_that_was_recovered_says_so(studies: Any) -> None:
+    study = studies.create("quadratic")
+    context = claimed(study)
+    recover(study, 0, "mine", Failure(FailureClass.WORKER, "killed"))
+    with pytest.raises(TrialTaken):
+        context.report(1, 0.5)
+    assert study.trials()[0].state == TrialState.FAIL
+
+
+def test_a_report_of_a_trial_that_runs_elsewhere_says_so(studies: Any) -> None:
+    study = studies.create("quadratic")
+    context = claimed(study)
+    hand_back(study, 0, "mine")
+    claimed(study, "next")
+    with pytest.raises(TrialTaken):
+        context.report(1, 0.5)
+
+
+def test_neither_hand_back_nor_taken_is_caught_by_except_exception() -> None:
+    assert not issubclass(HandBack, Exception)
+    assert not issubclass(TrialTaken, Exception)
+
+
+def test_a_report_hands_back_when_the_worker_must_stop(studies: Any) -> None:
+    study, clock = studies.create("quadratic"), StoppedClock()
+    context = claimed(study, clock=clock)
+    assert not context.stop_requested
+    clock.stopped = True
+    assert context.stop_requested
+    with pytest.raises(HandBack):
+        context.report(1, 0.5)
+    assert study.trials()[0].intermediate_values == {1: 0.5}
+
+
+def test_an_objective_that_does_not_poll_stops_where_another_epoch_does_not_fit(studies: Any) -> None:
+    clock = StoppedClock()
+    context = claimed(studies.create("quadratic"), clock=clock)
+    context.timing.epoch_s = 10.0
+    clock.left = 100.0
+    context.report(1, 0.5)
+    clock.left = 11.0
+    with pytest.raises(HandBack):
+        context.report(2, 0.5)
+
+
+def test_an_objective_that_polls_goes_on_to_the_last_step(studies: Any) -> None:
+    clock = StoppedClock()
+    context = claimed(studies.create("quadratic"), clock=clock)
+    context.timing.epoch_s = 10.0
+    clock.left = 1.0
+    assert not context.stop_requested
+    context.report(1, 0.5)
+    assert clock.seen == [(1, 0.5)]
+
+
+def test_the_last_epoch_is_never_handed_back_for_want_of_time(studies: Any) -> None:
+    clock = StoppedClock()
+    context = claimed(studies.create("quadratic"), clock=clock)
+    context.timing.epoch_s = 10.0
+    clock.left = 1.0
+    context.report(5, 0.5)
+    assert clock.seen == [(5, 0.5)]
+
+
+def test_the_pruner_of_the_study_file_ends_a_trial(studies: Any) -> None:
+    study = studies.create("quadratic", pruner={"name": "threshold", "options": {"upper": 1.0}})
+    context = claimed(study)
+    context.report(1, 0.5)
+    with pytest.raises(optuna.TrialPruned):
+        context.report(2, 5.0)

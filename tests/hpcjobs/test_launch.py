@@ -1,0 +1,74 @@
+"""From launch to the end of a study on this machine, resuming and cancelling."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+from hpcjobs.budget import count
+from hpcjobs.heartbeat import read_nodes
+from hpcjobs.launch import cancel_requested, recorded, request_cancel
+from hpcjobs.study import extend
+
+
+def run(module: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", f"hpcjobs.{module}", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_launched_study_runs_to_its_end_and_leaves_a_record(studies: Any) -> None:
+    study = studies.create("epochs", trials=5)
+    studies.launch(study)
+    assert studies.finish(study).completed == 5
+    (job,) = recorded(study.paths)
+    (report,) = read_nodes(study.paths)
+    assert not job.slurm
+    assert report.element == f"{job.host}_{job.job_ids[0]}"
+    assert sorted(path.name for path in study.paths.trials.iterdir()) == [f"{n:05d}" for n in range(5)]
+    assert study.paths.worker_log(report.element, 1).exists()
+
+
+def test_more_trials_for_a_finished_study_run_after_launching_again(studies: Any) -> None:
+    study = studies.create("quadratic", trials=2)
+    studies.launch(study)
+    studies.finish(study)
+    extend(study, 3)
+    studies.launch(study)
+    assert studies.finish(study).completed == 5
+    assert len(recorded(study.paths)) == 2
+
+
+def test_more_trials_for_a_running_study_are_taken_up_by_its_workers(studies: Any) -> None:
+    study = studies.create("epochs", trials=2, epochs=20)
+    studies.launch(study)
+    studies.wait_for(lambda: count(study).running == 2)
+    extend(study, 2)
+    assert studies.finish(study).completed == 4
+    assert len(read_nodes(study.paths)) == 1
+
+
+def test_launching_again_ends_a_cancellation(studies: Any) -> None:
+    study = studies.create("quadratic", trials=2)
+    request_cancel(study.paths)
+    studies.launch(study)
+    assert not cancel_requested(study.paths)
+    assert studies.finish(study).completed == 2
+
+
+def test_cancel_ends_the_node_and_the_study_can_go_on(studies: Any) -> None:
+    study = studies.create("epochs", trials=2, epochs=50)
+    studies.launch(study)
+    studies.wait_for(lambda: count(study).running == 2)
+    done = run("cancel", study.paths.folder)
+    assert done.returncode == 0, done.stderr
+    assert "0 of 2 trials have ended, 2 are left" in done.stdout
+    assert count(study).waiting == 2
+    studies.launch(study)
+    assert studies.finish(study).completed == 2
+
+
+def test_cancel_of_what_is_no_study_is_refused(tmp_path: Any) -> None:
+    done = run("cancel", tmp_path)
+    assert done.returncode == 2
+    assert "study.yaml" in done.stderr

@@ -1,0 +1,171 @@
+"""The agent of one node with real workers: deaths, restarts, stops, and what it makes of devices and cores."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from hpcjobs.budget import count
+from hpcjobs.devices import Gpu, places
+from hpcjobs.heartbeat import NodeReport, read_nodes
+from hpcjobs.job import Job
+from hpcjobs.launch import request_cancel
+from hpcjobs.plan import Plan, make_plan
+from hpcjobs.slurm_control import parse_time_left
+
+
+def node(study: Any) -> NodeReport | None:
+    reports = [report for report in read_nodes(study.paths) if report.state != "ended"]
+    return reports[0] if reports else None
+
+
+def busy(study: Any, workers: int = 2) -> NodeReport | None:
+    """The node's report once so many workers run a trial that has made progress."""
+    report = node(study)
+    running = [w for w in report.workers if w.state == "running" and w.epoch] if report else []
+    return report if len(running) == workers else None
+
+
+def test_no_more_trials_run_than_were_asked_for_however_many_workers(studies: Any) -> None:
+    study = studies.create("quadratic", trials=3, workers=6)
+    studies.launch(study)
+    counts = studies.finish(study)
+    assert (counts.completed, len(study.trials())) == (3, 3)
+
+
+def test_a_study_of_pruned_trials_ends(studies: Any) -> None:
+    study = studies.create("always_pruned", trials=4)
+    studies.launch(study)
+    assert studies.finish(study).pruned == 4
+
+
+def test_the_trial_of_a_killed_worker_goes_on_from_its_checkpoint(studies: Any) -> None:
+    study = studies.create("epochs", trials=3, epochs=60)
+    studies.launch(study)
+    report = studies.wait_for(lambda: busy(study))
+    os.kill(report.workers[0].pid, signal.SIGKILL)
+    counts = studies.finish(study)
+    assert (counts.completed, counts.budget, counts.recovered) == (3, 3, 1)
+    assert counts.failures == {"worker died": 1}
+    successor = study.trials()[3]
+    assert successor.value == 60.0
+    # no epoch was done twice: the learning curve is unbroken
+    steps = [line.split(",")[0] for line in (study.paths.trial(3) / "curve.csv").read_text().splitlines()[1:]]
+    assert steps == [str(step) for step in range(1, 61)]
+    log = study.paths.node_log(report.element).read_text()
+    assert f"trial {successor.system_attrs['failed_trial']} of dead worker 0 goes on as trial 3" in log
+
+
+def test_an_objective_that_always_kills_its_worker_does_not_hang_the_study(studies: Any) -> None:
+    study = studies.create("first_always_dying", trials=3, workers=1)
+    studies.launch(study)
+    counts = studies.finish(study)
+    assert (counts.budget, counts.failed, counts.completed) == (3, 1, 2)
+
+
+def test_a_device_that_fails_twice_is_left_out(studies: Any) -> None:
+    study = studies.create("device_fault", trials=1, workers=1)
+    studies.launch(study)
+    studies.wait_for(lambda: any(report.state == "ended" for report in read_nodes(study.paths)))
+    report = read_nodes(study.paths)[0]
+    assert report.workers[0].state == "left out"
+    assert "failed 2 times" in report.workers[0].message
+    assert (count(study).waiting, count(study).recovered) == (1, 2)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR2])
+def test_a_signal_to_the_agent_hands_all_trials_back(number: int, studies: Any) -> None:
+    study = studies.create("epochs", trials=2, epochs=500)
+    studies.launch(study)
+    report = studies.wait_for(lambda: busy(study))
+    os.kill(report.pid, number)
+    studies.wait_for(lambda: node(study) is None, 20.0)
+    counts = count(study)
+    assert (counts.waiting, counts.running, counts.recovered) == (2, 0, 0)
+    assert read_nodes(study.paths)[0].message == f"signal {signal.Signals(number).name}"
+
+
+def test_cancelling_is_heard_by_the_agent(studies: Any) -> None:
+    study = studies.create("epochs", trials=2, epochs=500)
+    studies.launch(study)
+    studies.wait_for(lambda: busy(study))
+    request_cancel(study.paths)
+    studies.wait_for(lambda: node(study) is None, 20.0)
+    assert count(study).waiting == 2
+
+
+def test_workers_of_a_killed_agent_hand_back_and_the_study_can_be_resumed(studies: Any) -> None:
+    study = studies.create("epochs", trials=2, epochs=60)
+    studies.launch(study)
+    report = studies.wait_for(lambda: busy(study))
+    os.kill(report.pid, signal.SIGKILL)
+    studies.wait_for(lambda: count(study).waiting == 2, 20.0)
+    done = [max(trial.intermediate_values) for trial in study.trials()]
+    studies.launch(study)
+    studies.wait_for(lambda: count(study).completed == 2, 30.0)
+    assert all(0 < epoch < 60 for epoch in done)
+    assert all(trial.value == 60.0 for trial in study.trials())
+
+
+def test_two_agents_share_one_study_without_overshooting(studies: Any) -> None:
+    study = studies.create("epochs", trials=9, epochs=3)
+    studies.launch(study)
+    studies.launch(study)
+    counts = studies.finish(study)
+    assert (counts.completed, len(study.trials()), counts.recovered) == (9, 9, 0)
+    assert len(read_nodes(study.paths)) == 2
+
+
+def plan_for(studies: Any, **change: Any) -> Plan:
+    return dataclasses.replace(make_plan(studies.create("quadratic").file, local_cores=8), **change)
+
+
+def gpus(count: int, cores_each: int = 0) -> list[Gpu]:
+    return [
+        Gpu(f"GPU {i}", "ROCR_VISIBLE_DEVICES", str(i), tuple(range(i * cores_each, (i + 1) * cores_each)))
+        for i in range(count)
+    ]
+
+
+def test_each_worker_gets_one_device_and_its_own_cores(studies: Any) -> None:
+    found = places(plan_for(studies, workers_by_devices=True), gpus(63), range(128))
+    assert [place.environment for place in found] == [{"ROCR_VISIBLE_DEVICES": str(i)} for i in range(63)]
+    cores = [core for place in found for core in place.cores]
+    assert len(cores) == len(set(cores)) == 126
+
+
+def test_cores_beside_the_device_are_preferred(studies: Any) -> None:
+    near = [Gpu("GPU 0", "R", "0", (4, 5, 6, 7)), Gpu("GPU 1", "R", "1", (0, 1, 2, 3))]
+    found = places(plan_for(studies, workers_by_devices=True), near, range(8))
+    assert [place.cores for place in found] == [(4, 5, 6, 7), (0, 1, 2, 3)]
+
+
+def test_workers_share_devices_only_when_there_are_more_of_them(studies: Any) -> None:
+    found = places(plan_for(studies, workers_by_devices=False, workers_per_node=4), gpus(2), range(2))
+    assert [place.device for place in found] == ["GPU 0", "GPU 1", "GPU 0", "GPU 1"]
+    assert all(place.cores == (0, 1) for place in found)
+
+
+def test_a_node_without_devices_runs_the_planned_number_of_workers(studies: Any) -> None:
+    found = places(plan_for(studies, workers_by_devices=True, workers_per_node=3), [], range(7))
+    assert [(place.device, place.cores) for place in found] == [("", (0, 1)), ("", (2, 3)), ("", (4, 5))]
+
+
+def test_an_array_element_is_known_by_array_and_task() -> None:
+    environment = {"SLURM_JOB_ID": "19", "SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "2"}
+    job = Job.from_environment({**environment, "SLURM_RESTART_COUNT": "3", "SLURM_JOB_END_TIME": "1000"})
+    assert job == Job("17_2", "17_2", 3, 1000.0)
+    assert Job.from_environment({"SLURM_JOB_ID": "19"}) == Job("19_0", "19", 0, None)
+    assert Job.from_environment({**environment, "SUBMITIT_EXECUTOR": "local"}).slurm_id is None
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("0:40", 40.0), ("12:00", 720.0), ("1:00:00", 3600.0), ("2-03:04:05", 183845.0), ("UNLIMITED", None), ("", None)],
+)
+def test_the_time_left_that_squeue_prints_is_read(text: str, seconds: float | None) -> None:
+    assert parse_time_left(text) == seconds

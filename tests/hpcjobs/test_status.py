@@ -1,0 +1,134 @@
+"""What status shows, live, once, as JSON, and for what is no study."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcjobs.budget import count
+from hpcjobs.heartbeat import HeartbeatWatch, NodeReport, WorkerStatus, read_node, read_nodes
+from hpcjobs.progress import snapshot
+from hpcjobs.status import duration, one_line
+
+
+def status(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hpcjobs.status", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_running_study_is_shown_with_its_node_and_speed(studies: Any) -> None:
+    study = studies.create("epochs", trials=4, epochs=60)
+    studies.launch(study)
+    beats = HeartbeatWatch(study.paths)
+    now = studies.wait_for(lambda: (s := snapshot(study, beats)).images_per_s == 200.0 and s)
+    assert (now.counts.running, now.live_nodes, now.epochs_total) == (2, 1, 240)
+    assert [worker.state for worker in now.nodes[0].report.workers] == ["running", "running"]
+    text = status(study.paths.folder, "--once").stdout
+    assert "200 images/s" in text
+    assert "##" in text
+
+
+def test_the_live_view_without_a_terminal_ends_with_the_study(studies: Any) -> None:
+    study = studies.create("epochs", trials=2)
+    studies.launch(study)
+    done = status(study.paths.folder)
+    assert done.returncode == 0, done.stderr
+    assert "2 of 2 ended: 2 completed" in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_json_tells_the_same(studies: Any) -> None:
+    study = studies.create("out_of_gpu_memory", trials=3)
+    studies.launch(study)
+    studies.finish(study)
+    told = json.loads(status(study.paths.folder, "--json").stdout)
+    assert told["finished"] is True
+    assert told["budget"] == 3
+    assert told["counts"]["failures"] == {"out of GPU memory": 2}
+    assert told["best"]["number"] == 1
+
+
+def test_time_left_is_estimated_from_finished_trials(studies: Any) -> None:
+    study = studies.create("epochs", trials=8, epochs=10)
+    studies.launch(study)
+    studies.wait_for(lambda: count(study).completed >= 2)
+    now = snapshot(study, HeartbeatWatch(study.paths))
+    assert now.time_left_s is not None
+    assert 0.3 < now.time_left_s < 20.0
+    assert "left: " in one_line(now)
+
+
+def test_a_study_that_nobody_runs_does_not_keep_status_waiting(studies: Any) -> None:
+    study = studies.create("quadratic")
+    done = status(study.paths.folder)
+    assert done.returncode == 0
+    assert "no node has started yet" in done.stdout
+
+
+def test_a_node_of_this_host_whose_process_has_ended_is_gone(studies: Any) -> None:
+    study = studies.create("quadratic")
+    NodeReport("17_0", "token", socket.gethostname(), "n1", 1, "before the flood", state="running").write(study.paths)
+    now = snapshot(study, HeartbeatWatch(study.paths))
+    assert (now.nodes[0].state, now.live_nodes) == ("gone", 0)
+
+
+def test_silence_is_measured_by_changes_not_by_clocks(studies: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = studies.create("quadratic")
+    clock = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    report = NodeReport("17_0", "token", "another host", "n1", 1, "x", state="running")
+    watch = HeartbeatWatch(study.paths)
+    report.write(study.paths)
+    watch.look()
+    clock[0] += 30.0
+    watch.look()
+    assert watch.silent_s("17_0") == 30.0
+    report.beat += 1
+    report.write(study.paths)
+    watch.look()
+    assert watch.silent_s("17_0") == 0.0
+    assert watch.silent_s("17_1") is None
+
+
+def test_a_nodes_file_of_another_version_or_half_a_file_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    path = tmp_path / "17_0.json"
+    worker = {"worker": 0, "token": "t", "pid": 1, "start": "x", "from_the_future": True}
+    report = {"element": "17_0", "agent": "a", "host": "h", "node": "n", "pid": 1, "start": "x", "workers": [worker]}
+    path.write_text(json.dumps({**report, "new": 1}))
+    found = read_node(path)
+    assert found is not None
+    assert found.workers == [WorkerStatus(0, "t", 1, "x")]
+    path.write_text(json.dumps(report)[:50])
+    assert read_node(path) is None
+
+
+@pytest.mark.parametrize("arguments", [(), ("--once",), ("--json",)])
+def test_what_is_no_study_is_refused(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "missing"):
+        done = status(folder, *arguments)
+        assert done.returncode == 2
+        assert str(folder) in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(None, "unknown"), (42.4, "42 s"), (75, "1 min 15 s"), (7260, "2 h 01 min")]
+)
+def test_durations_read_well(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_files_of_nodes_are_replaced_whole(studies: Any) -> None:
+    study = studies.create("epochs", trials=2, epochs=30)
+    studies.launch(study)
+    beats = set()
+    while count(study).left:
+        beats |= {report.beat for report in read_nodes(study.paths)}
+    assert len(beats) >= 1
+    assert all(path.suffix == ".json" for path in study.paths.nodes.glob("[!.]*"))

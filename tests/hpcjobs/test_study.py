@@ -1,0 +1,290 @@
+"""The exact budget, hand back and recovery, on real journals and with real processes at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from hpcjobs.budget import HISTORY, TrialTaken, claim, count, finish, hand_back, predecessor
+from hpcjobs.config import NamedWithOptions
+from hpcjobs.errors import UserError
+from hpcjobs.failures import Failure, FailureClass
+from hpcjobs.guardian import recover_lost
+from hpcjobs.owners import OWNER, Owner
+from hpcjobs.paths import StudyPaths
+from hpcjobs.recovery import MOST_DEATHS_WITHOUT_PROGRESS, inherit_files, recover
+from hpcjobs.sampling import make_pruner, make_sampler, suggest
+from hpcjobs.study import OpenStudy, create_study, extend, open_study
+
+CASES = Path(__file__).parent / "cases"
+DEATH = Failure(FailureClass.WORKER, "killed")
+FORK = multiprocessing.get_context("fork")
+
+
+def owner(token: str = "mine") -> Owner:
+    return Owner.of_this_process(element="here_1", agent="test", worker=0, token=token)
+
+
+def all_at_once(function: Any, arguments: list[Any]) -> list[Any]:
+    """Call ``function`` in as many processes as there are arguments."""
+    with FORK.Pool(len(arguments)) as pool:
+        return pool.map(function, arguments, chunksize=1)
+
+
+def test_a_new_study_has_all_its_trials_waiting(studies: Any) -> None:
+    study = studies.create("quadratic", trials=7)
+    assert count(study).waiting == count(study).budget == 7
+    stock = optuna.load_study(study_name=None, storage=study.storage)
+    assert [trial.state for trial in stock.trials] == [TrialState.WAITING] * 7
+
+
+def test_a_second_study_in_one_folder_is_refused(studies: Any) -> None:
+    study = studies.create("quadratic")
+    with pytest.raises(UserError, match="already holds a study"):
+        create_study(study.paths, study.file)
+    assert count(study).budget == 6
+
+
+def _create(arguments: tuple[StudyPaths, Any]) -> bool:
+    try:
+        create_study(*arguments)
+    except UserError:
+        return False
+    return True
+
+
+def test_two_submissions_at_once_make_one_study(studies: Any, tmp_path: Path) -> None:
+    file = studies.create("quadratic").file
+    paths = StudyPaths(tmp_path / "other")
+    assert sorted(all_at_once(_create, [(paths, file)] * 4)) == [False, False, False, True]
+    assert count(open_study(paths)).budget == 6
+
+
+def test_extending_adds_waiting_trials_and_refuses_none(studies: Any) -> None:
+    study = studies.create("quadratic", trials=2)
+    extend(study, 3)
+    assert count(study).waiting == 5
+    with pytest.raises(UserError, match="at least one"):
+        extend(study, 0)
+
+
+def test_a_folder_that_is_no_study_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"study\.yaml"):
+        open_study(StudyPaths(tmp_path))
+
+
+def _claim_all(folder: Path) -> list[int]:
+    study = open_study(StudyPaths(folder))
+    mine = owner(f"process {os.getpid()}")
+    claimed = []
+    while (trial_id := claim(study, mine)) is not None:
+        claimed.append(study.trial(trial_id).number)
+        finish(study, trial_id, mine.token, TrialState.COMPLETE, value=1.0)
+    return claimed
+
+
+def test_every_trial_is_claimed_once_however_many_want_it(studies: Any) -> None:
+    study = studies.create("quadratic", trials=60)
+    claimed = all_at_once(_claim_all, [study.paths.folder] * 8)
+    assert sorted(number for numbers in claimed for number in numbers) == list(range(60))
+    assert count(study).completed == 60
+
+
+def test_a_handed_back_trial_keeps_parameters_and_reports_and_is_taken_first(studies: Any) -> None:
+    study = studies.create("quadratic")
+    trial_id = claim(study, owner())
+    trial = optuna.Trial(study.optuna_study(), trial_id)
+    params = suggest(trial, study.file.study)
+    trial.report(0.25, 1)
+    assert not hand_back(study, trial_id, "somebody else")
+    assert hand_back(study, trial_id, "mine")
+    assert claim(study, owner("next")) == trial_id
+    again = optuna.Trial(study.optuna_study(), trial_id)
+    assert suggest(again, study.file.study) == params
+    assert study.trial(trial_id).intermediate_values == {1: 0.25}
+
+
+def test_only_its_owner_can_finish_a_trial_and_only_once(studies: Any) -> None:
+    study = studies.create("quadratic")
+    trial_id = claim(study, owner())
+    with pytest.raises(TrialTaken):
+        finish(study, trial_id, "somebody else", TrialState.COMPLETE, value=1.0)
+    finish(study, trial_id, "mine", TrialState.COMPLETE, value=1.0)
+    with pytest.raises(TrialTaken):
+        finish(study, trial_id, "mine", TrialState.COMPLETE, value=2.0)
+    assert study.trial(trial_id).value == 1.0
+
+
+def test_a_pruned_trial_keeps_its_last_report_as_value(studies: Any) -> None:
+    study = studies.create("quadratic")
+    trial_id = claim(study, owner())
+    study.storage.set_trial_intermediate_value(trial_id, 1, 0.5)
+    study.storage.set_trial_intermediate_value(trial_id, 2, 0.75)
+    assert finish(study, trial_id, "mine", TrialState.PRUNED).value == 0.75
+
+
+def _recover(arguments: tuple[Path, int]) -> int | None:
+    folder, trial_id = arguments
+    return recover(open_study(StudyPaths(folder)), trial_id, "mine", DEATH)
+
+
+def test_a_trial_is_recovered_once_however_many_notice(studies: Any) -> None:
+    study = studies.create("quadratic", trials=3)
+    trial_id = claim(study, owner())
+    params = suggest(optuna.Trial(study.optuna_study(), trial_id), study.file.study)
+    study.storage.set_trial_intermediate_value(trial_id, 1, 0.5)
+    successors = all_at_once(_recover, [(study.paths.folder, trial_id)] * 8)
+    assert sorted(successors, key=str) == [3] + [None] * 7
+    successor = study.trials()[3]
+    assert successor.state == TrialState.WAITING
+    assert successor.params == params
+    assert successor.intermediate_values == {1: 0.5}
+    assert successor.system_attrs == {"failed_trial": 0, "retry_history": [0]}
+    assert optuna.storages.RetryHeartbeatStaleTrialCallback.retry_history(successor) == [0]
+    counts = count(study)
+    assert (counts.budget, counts.recovered, counts.failures) == (3, 1, {"worker died": 1})
+
+
+def test_a_zombie_can_not_finish_what_was_recovered(studies: Any) -> None:
+    study = studies.create("quadratic")
+    trial_id = claim(study, owner())
+    recover(study, trial_id, "mine", DEATH)
+    with pytest.raises(TrialTaken):
+        finish(study, trial_id, "mine", TrialState.COMPLETE, value=1.0)
+    assert not hand_back(study, trial_id, "mine")
+    assert count(study).budget == 6
+
+
+def test_a_recovery_that_died_half_way_is_completed_without_a_second_successor(studies: Any) -> None:
+    study = studies.create("quadratic", trials=2)
+    trial_id = claim(study, owner())
+    history = {"failed_trial": 0, HISTORY: [0]}
+    waiting = optuna.trial.create_trial(state=TrialState.WAITING, system_attrs=history)
+    study.storage.create_new_trial(study.study_id, waiting)
+    with pytest.raises(TrialTaken):
+        finish(study, trial_id, "mine", TrialState.COMPLETE, value=1.0)
+    recover(study, trial_id, "mine", DEATH)
+    assert [predecessor(trial) for trial in study.trials()].count(0) == 1
+    assert count(study).budget == 2
+
+
+def test_a_trial_that_kills_every_worker_ends_as_failed(studies: Any) -> None:
+    study = studies.create("quadratic", trials=1)
+    for _ in range(MOST_DEATHS_WITHOUT_PROGRESS + 1):
+        trial_id = claim(study, owner())
+        assert trial_id is not None
+        recover(study, trial_id, "mine", DEATH)
+    counts = count(study)
+    assert (counts.left, counts.failed, counts.budget) == (0, 1, 1)
+
+
+def test_deaths_with_progress_in_between_are_forgiven(studies: Any) -> None:
+    study = studies.create("quadratic", trials=1)
+    for step in range(2 * MOST_DEATHS_WITHOUT_PROGRESS):
+        trial_id = claim(study, owner())
+        study.storage.set_trial_intermediate_value(trial_id, step, 0.1)
+        recover(study, trial_id, "mine", DEATH)
+    assert count(study).waiting == 1
+
+
+def test_lost_nodes_are_never_held_against_a_trial(studies: Any) -> None:
+    study = studies.create("quadratic", trials=1)
+    for _ in range(2 * MOST_DEATHS_WITHOUT_PROGRESS):
+        recover(study, claim(study, owner()), "mine", Failure(FailureClass.NODE, "the node went down"))
+    assert count(study).waiting == 1
+
+
+def test_a_successor_inherits_the_newest_checkpoint(studies: Any) -> None:
+    study = studies.create("quadratic", trials=1)
+    for content in ("first", None):
+        trial_id = claim(study, owner())
+        if content:
+            folder = study.paths.trial(study.trial(trial_id).number)
+            folder.mkdir(parents=True)
+            (folder / "checkpoint.pt").write_text(content)
+            (folder / ".half").write_text("not finished")
+        recover(study, trial_id, "mine", DEATH)
+    inherit_files(study.paths, study.trials()[2])
+    assert {path.name: path.read_text() for path in study.paths.trial(2).iterdir()} == {"checkpoint.pt": "first"}
+    (study.paths.trial(2) / "checkpoint.pt").write_text("its own")
+    inherit_files(study.paths, study.trials()[2])
+    assert (study.paths.trial(2) / "checkpoint.pt").read_text() == "its own"
+
+
+def test_a_live_owner_keeps_its_trial_and_a_dead_one_loses_it(studies: Any) -> None:
+    study = studies.create("quadratic")
+    alive = claim(study, owner("alive"))
+    claim(study, dataclasses.replace(owner("dead"), start="long ago"))
+    assert recover_lost(study, with_slurm=False) == [(1, 6)]
+    assert study.trial(alive).state == TrialState.RUNNING
+
+
+def test_a_silent_host_keeps_its_trial_as_long_as_there_is_doubt(studies: Any) -> None:
+    study = studies.create("quadratic")
+    elsewhere = dataclasses.replace(owner("far"), host="another", job="17", element="17_0")
+    trial_id = claim(study, elsewhere)
+    report = {"element": "17_0", "agent": "test", "host": "another", "node": "n1", "pid": 1, "start": "x"}
+    study.paths.nodes.mkdir()
+    study.paths.node_file("17_0").write_text(json.dumps(report))
+    assert recover_lost(study, with_slurm=False) == []
+    study.paths.node_file("17_0").write_text(json.dumps({**report, "agent": "a later run"}))
+    assert recover_lost(study, with_slurm=False) == [(0, 6)]
+    assert study.trial(trial_id).state == TrialState.FAIL
+
+
+@pytest.mark.parametrize("name", [path.name for path in sorted((CASES / "journal").glob("*.log"))])
+def test_an_older_journal_is_taken_over(name: str, studies: Any, tmp_path: Path) -> None:
+    file = studies.create("quadratic").file
+    paths = StudyPaths(tmp_path / "old")
+    paths.folder.mkdir()
+    shutil.copyfile(CASES / "journal" / name, paths.journal)
+    shutil.copyfile(studies.create("quadratic").paths.config, paths.config)
+    study = open_study(paths)
+    running = [trial.number for trial in study.trials((TrialState.RUNNING,))]
+    assert all(OWNER not in trial.user_attrs for trial in study.trials())
+    assert [number for number, _ in recover_lost(study, with_slurm=False)] == running
+    counts = count(open_study(paths))
+    assert counts.completed == 4
+    assert (counts.running, counts.waiting, counts.recovered) == (0, len(running), len(running))
+    assert file.study.objective == study.file.study.objective
+
+
+def test_what_a_trial_draws_depends_on_its_number_not_on_the_worker(studies: Any) -> None:
+    def draw(study: OpenStudy) -> list[float]:
+        drawn = []
+        while (trial_id := claim(study, owner())) is not None:
+            trial = optuna.Trial(study.optuna_study(study.trial(trial_id).number), trial_id)
+            drawn.append(suggest(trial, study.file.study)["x"])
+        return drawn
+
+    random = NamedWithOptions(name="random")
+    first = draw(studies.create("quadratic", seed=3, sampler=random))
+    assert first == draw(studies.create("quadratic", seed=3, sampler=random))
+    assert len(set(first)) == len(first)
+
+
+def test_an_unknown_sampler_or_option_is_the_users_mistake(studies: Any) -> None:
+    study = studies.create("quadratic").file.study
+    with pytest.raises(UserError, match="did you mean 'tpe'"):
+        make_sampler(study.model_copy(update={"sampler": NamedWithOptions(name="tpee")}))
+    with pytest.raises(UserError, match="n_startup"):
+        make_sampler(study.model_copy(update={"sampler": NamedWithOptions(name="tpe", options={"n_startup": 1})}))
+    with pytest.raises(UserError, match="allowed are asha"):
+        make_pruner(study.model_copy(update={"pruner": NamedWithOptions(name="everything")}))
+
+
+@pytest.mark.parametrize("name", ["none", "median", "percentile", "asha", "hyperband", "threshold", "patient"])
+def test_every_named_pruner_can_be_made(name: str, studies: Any) -> None:
+    options = {"percentile": {"percentile": 25.0}, "threshold": {"lower": 0.0}}.get(name, {})
+    config = studies.create("quadratic").file.study
+    pruner = NamedWithOptions(name=name, options=options)
+    assert isinstance(make_pruner(config.model_copy(update={"pruner": pruner})), optuna.pruners.BasePruner)

@@ -1,0 +1,224 @@
+"""One worker process: how trials end, how it stops, and what a stopped one that wakes up again does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna.trial import TrialState, create_trial
+
+from hpcjobs.budget import count
+from hpcjobs.failures import EXIT_DEVICE_FAULT, EXIT_DONE, EXIT_HANDED_BACK, EXIT_UNUSABLE, Failure, FailureClass
+from hpcjobs.heartbeat import read_status
+from hpcjobs.owners import process_start
+from hpcjobs.recovery import recover
+from hpcjobs.spec import Control, control_file, status_file
+
+
+def running_epoch(study: Any, trial: int = 0, epoch: int = 1) -> bool:
+    found = study.trials()[trial]
+    return found.state == TrialState.RUNNING and epoch in found.intermediate_values
+
+
+def test_a_worker_spends_the_budget_and_ends(studies: Any) -> None:
+    study = studies.create("quadratic", trials=5)
+    assert studies.worker(study).wait(30) == EXIT_DONE
+    assert count(study).completed == 5
+    assert all(trial.value == (trial.params["x"] - 2.0) ** 2 for trial in study.trials())
+
+
+@pytest.mark.parametrize(
+    ("objective", "kind", "attempts"),
+    [
+        ("failing", FailureClass.OBJECTIVE, 2),
+        ("not_a_number", FailureClass.DIVERGED, 1),
+        ("diverging", FailureClass.DIVERGED, 1),
+    ],
+)
+def test_a_trials_own_failure_is_classed_and_spends_the_budget(
+    objective: str, kind: FailureClass, attempts: int, studies: Any
+) -> None:
+    study = studies.create(objective, trials=2, retries=1)
+    assert studies.worker(study).wait(30) == EXIT_DONE
+    counts = count(study)
+    assert (counts.failed, counts.left, counts.recovered) == (2, 0, 0)
+    trial = study.trials()[0]
+    assert trial.user_attrs["hpcjobs:failure"]["class"] == kind.value
+    assert trial.user_attrs["hpcjobs:result"]["attempts"] == attempts
+    assert trial.value is None
+
+
+def test_the_traceback_of_an_objective_is_kept(studies: Any) -> None:
+    study = studies.create("failing", trials=1)
+    worker = studies.worker(study)
+    worker.wait(30)
+    failure = study.trials()[0].user_attrs["hpcjobs:failure"]
+    assert failure["message"].startswith("ValueError: no value for x")
+    assert 'raise ValueError(f"no value' in failure["traceback"]
+    assert failure["traceback"] in (worker.folder / "log").read_text()
+
+
+def test_a_retry_within_the_studys_policy_saves_the_trial(studies: Any) -> None:
+    study = studies.create("failing_once", trials=1, retries=1)
+    studies.worker(study).wait(30)
+    assert count(study).completed == 1
+
+
+def test_a_trial_out_of_gpu_memory_does_not_take_the_next_with_it(studies: Any) -> None:
+    study = studies.create("out_of_gpu_memory", trials=4)
+    assert studies.worker(study).wait(30) == EXIT_DONE
+    counts = count(study)
+    assert (counts.completed, counts.failures) == (2, {"out of GPU memory": 2})
+
+
+def test_a_device_fault_costs_no_budget_and_ends_the_process(studies: Any) -> None:
+    study = studies.create("device_fault_once", trials=2)
+    assert studies.worker(study).wait(30) == EXIT_DEVICE_FAULT
+    counts = count(study)
+    assert (counts.budget, counts.waiting, counts.recovered) == (2, 2, 1)
+    assert studies.worker(study).wait(30) == EXIT_DONE
+    assert count(study).completed == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_a_signal_hands_the_trial_back_and_another_worker_goes_on(number: int, studies: Any) -> None:
+    study = studies.create("epochs", trials=1, epochs=30)
+    worker = studies.worker(study)
+    studies.wait_for(lambda: running_epoch(study, epoch=2))
+    worker.send_signal(number)
+    assert worker.wait(10) == EXIT_HANDED_BACK
+    trial = study.trials()[0]
+    assert trial.state == TrialState.WAITING
+    done = max(trial.intermediate_values)
+    assert 2 <= done < 30
+    assert studies.worker(study).wait(30) == EXIT_DONE
+    trial = study.trials()[0]
+    assert trial.value == 30.0
+    # every epoch was done once: the second worker went on from the checkpoint
+    steps = [line.split(",")[0] for line in (study.paths.trial(0) / "curve.csv").read_text().splitlines()[1:]]
+    assert steps == [str(step) for step in range(1, 31)]
+
+
+def test_the_agents_order_stops_a_worker(studies: Any) -> None:
+    study = studies.create("epochs", trials=1, epochs=200)
+    worker = studies.worker(study)
+    studies.wait_for(lambda: running_epoch(study))
+    Control(stop="cancelled").write(control_file(worker.folder))
+    assert worker.wait(10) == EXIT_HANDED_BACK
+    assert count(study).waiting == 1
+
+
+def test_an_objective_that_does_not_listen_loses_its_trial_when_the_grace_is_over(studies: Any) -> None:
+    study = studies.create("deaf", trials=1)
+    worker = studies.worker(study, control=Control(grace_s=1.0))
+    studies.wait_for(lambda: count(study).running == 1)
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(15) == EXIT_HANDED_BACK
+    assert count(study).waiting == 1
+
+
+def test_workers_stop_in_time_before_the_job_ends(studies: Any) -> None:
+    study = studies.create("epochs", trials=1, epochs=1000)
+    now = time.time()
+    worker = studies.worker(study, control=Control(stop_at=now + 4.0, end=now + 20.0))
+    assert worker.wait(15) == EXIT_HANDED_BACK
+    assert time.time() < now + 12.0
+    assert study.trials()[0].state == TrialState.WAITING
+    assert study.trials()[0].intermediate_values
+
+
+def test_no_trial_begins_that_could_not_reach_a_checkpoint(studies: Any) -> None:
+    study = studies.create("quadratic", trials=2)
+    studies.worker(study).wait(30)
+    timing = {"hpcjobs:result": {"timing": {"first_report_s": 60.0}}}
+    slow = create_trial(value=1.0, user_attrs=timing)
+    study.storage.create_new_trial(study.study_id, slow)
+    waiting = create_trial(state=TrialState.WAITING)
+    study.storage.create_new_trial(study.study_id, waiting)
+    now = time.time()
+    worker = studies.worker(study, control=Control(stop_at=now + 30.0, end=now + 60.0))
+    assert worker.wait(15) == EXIT_HANDED_BACK
+    assert count(study).waiting == 1
+
+
+def test_a_worker_whose_agent_is_gone_hands_back(studies: Any) -> None:
+    study = studies.create("epochs", trials=1, epochs=1000)
+    agent = subprocess.Popen(["sleep", "100"])
+    worker = studies.worker(study, agent_pid=agent.pid, agent_start=process_start(agent.pid))
+    studies.wait_for(lambda: running_epoch(study))
+    agent.kill()
+    agent.wait()
+    assert worker.wait(15) == EXIT_HANDED_BACK
+    assert count(study).waiting == 1
+
+
+def test_a_worker_that_slept_through_its_recovery_drops_its_trial(studies: Any) -> None:
+    study = studies.create("epochs", trials=1, epochs=40)
+    zombie = studies.worker(study)
+    studies.wait_for(lambda: running_epoch(study, epoch=2))
+    os.kill(zombie.pid, signal.SIGSTOP)
+    token = study.trials()[0].user_attrs["hpcjobs:owner"]["token"]
+    recover(study, 0, token, Failure(FailureClass.NODE, "silent"))
+    before = study.trials()[0]
+    other = studies.worker(study)
+    studies.wait_for(lambda: running_epoch(study, trial=1, epoch=max(before.intermediate_values) + 1))
+    os.kill(zombie.pid, signal.SIGCONT)
+    assert zombie.wait(30) == other.wait(30) == EXIT_DONE
+    assert study.trials()[0].intermediate_values == before.intermediate_values
+    assert [trial.state for trial in study.trials()] == [TrialState.FAIL, TrialState.COMPLETE]
+    assert study.trials()[1].intermediate_values == {step: float(step) for step in range(1, 41)}
+
+
+def test_an_objective_that_can_not_be_imported_burns_no_trial(studies: Any) -> None:
+    study = studies.create("nothing_of_this_name")
+    worker = studies.worker(study)
+    assert worker.wait(30) == EXIT_UNUSABLE
+    assert "nothing_of_this_name" in (worker.folder / "log").read_text()
+    assert count(study).waiting == 6
+
+
+def test_a_worker_sees_exactly_its_device(studies: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.setenv(name, "0,1,2,3,4,5,6,7")
+    study = studies.create("show_devices", trials=1)
+    worker = studies.worker(
+        study, environment={"ROCR_VISIBLE_DEVICES": "37"}, has_gpu=True, device="GPU 37", cores=(0,)
+    )
+    assert worker.wait(30) == EXIT_DONE
+    seen = (study.paths.trial(0) / "devices").read_text()
+    assert seen == "ROCR_VISIBLE_DEVICES=37 device=cuda:0 cores=[0]"
+
+
+def test_a_light_worker_stays_small_and_without_torch(studies: Any) -> None:
+    study = studies.create("deaf", trials=1)
+    worker = studies.worker(study)
+    studies.wait_for(lambda: count(study).running == 1)
+    status = Path(f"/proc/{worker.pid}/status").read_text()
+    rss_mb = int(status.split("VmRSS:")[1].split()[0]) / 1024
+    assert rss_mb < 90, f"256 workers of {rss_mb:.0f} MB do not fit into 24 GB"
+    assert "libtorch" not in Path(f"/proc/{worker.pid}/maps").read_text()
+
+
+def test_the_status_file_tells_what_a_worker_does(studies: Any) -> None:
+    study = studies.create("epochs", trials=1, epochs=100)
+    worker = studies.worker(study)
+    path = status_file(worker.folder, 0)
+    status = studies.wait_for(lambda: (s := read_status(path)) and s.state == "running" and s.epoch and s)
+    assert (status.trial, status.epochs, status.images_per_s) == (0, 100, 100.0)
+    worker.send_signal(signal.SIGTERM)
+    worker.wait(10)
+    assert read_status(path).state == "ended"
+
+
+def test_a_worker_by_hand_is_refused(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hpcjobs.worker", str(tmp_path), "--worker", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "started by its node agent" in done.stderr
+    assert "Traceback" not in done.stderr
