@@ -1,0 +1,121 @@
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+
+from autospeed_model import checkpoint
+from autospeed_model.errors import DivergedError, UserError
+from autospeed_model.hyperparameters import Hyperparameters
+from autospeed_model.objective import train_trial
+
+PARAMS = {"batch_size": 4, "warmup_epochs": 1}
+
+
+class HandedBack(BaseException):
+    pass
+
+
+class Pruned(BaseException):
+    pass
+
+
+@dataclass
+class Context:
+    """What a worker gives to a trial; asks it to stop at the poll numbered ``stop_at``."""
+
+    folder: Path
+    data: Path | None
+    epochs: int = 2
+    device: str = "cpu"
+    stop_at: int | None = None
+    prune_at: int | None = None
+    polls: int = 0
+    reports: list[tuple[int, float, dict[str, float]]] = field(default_factory=list)
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint.pt"
+
+    @property
+    def stop_requested(self) -> bool:
+        self.polls += 1
+        return self.polls == self.stop_at
+
+    def hand_back(self) -> None:
+        raise HandedBack
+
+    def report(self, step: int, value: float, **figures: float) -> None:
+        assert self.checkpoint.exists()
+        self.reports.append((step, value, figures))
+        if step == self.prune_at:
+            raise Pruned
+
+
+def weights(context: Context) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = checkpoint.load(context.checkpoint, checkpoint.TRAINING)["weights"]
+    return found
+
+
+def test_a_trial_reports_every_epoch_and_returns_the_last_map(squares_folder: Path, tmp_path: Path) -> None:
+    context = Context(tmp_path, squares_folder)
+    value = train_trial(PARAMS, context)
+    assert [step for step, _, _ in context.reports] == [1, 2]
+    assert value == context.reports[-1][1]
+    assert set(context.reports[0][2]) == {"precision", "recall", "map50", "images_per_s"}
+
+
+@pytest.mark.parametrize("stop_at", [1, 2, 3])
+def test_a_trial_handed_back_goes_on_from_where_it_was(squares_folder: Path, tmp_path: Path, stop_at: int) -> None:
+    whole = Context(tmp_path / "whole", squares_folder)
+    train_trial(PARAMS, whole)
+    first = Context(tmp_path / "parts", squares_folder, stop_at=stop_at)
+    with pytest.raises(HandedBack):
+        train_trial(PARAMS, first)
+    second = Context(tmp_path / "parts", squares_folder)
+    train_trial(PARAMS, second)
+    found = weights(second)
+    assert all(torch.equal(value, found[name]) for name, value in weights(whole).items())
+    assert {step for step, _, _ in first.reports + second.reports} == {1, 2}
+
+
+def test_a_report_that_was_lost_after_the_checkpoint_is_made_up_for(squares_folder: Path, tmp_path: Path) -> None:
+    first = Context(tmp_path, squares_folder, prune_at=2)
+    with pytest.raises(Pruned):
+        train_trial(PARAMS, first)
+    second = Context(tmp_path, squares_folder)
+    assert train_trial(PARAMS, second) == first.reports[-1][1]
+    assert second.reports == first.reports[-1:]
+
+
+def test_a_trial_whose_weights_diverge_says_so(squares_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(DivergedError, match="not finite"):
+        train_trial(
+            {**PARAMS, "max_lr": 1.0, "min_lr": 1.0, "cls": 1000.0, "box": 1000.0},
+            Context(tmp_path, squares_folder, epochs=9),
+        )
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"max_lrr": 1}, "did you mean 'max_lr'"),
+        ({"momentum": 3}, "momentum is 3"),
+        ({"epochs": 3, "size": "q"}, "size is"),
+    ],
+)
+def test_a_parameter_that_is_wrong_is_told(
+    squares_folder: Path, tmp_path: Path, params: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        train_trial(params, Context(tmp_path, squares_folder))
+
+
+def test_without_a_dataset_there_is_nothing_to_train(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="needs a dataset"):
+        train_trial({}, Context(tmp_path, None))
+
+
+def test_what_a_study_is_checked_against_names_every_hyper_parameter() -> None:
+    assert set(Hyperparameters().to_mapping()) < set(train_trial.parameters)  # type: ignore[attr-defined]
+    assert train_trial.needs_data  # type: ignore[attr-defined]
