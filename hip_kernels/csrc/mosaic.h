@@ -1,0 +1,67 @@
+// What the CPU and the GPU version of the augmentation share: tiles on the canvas and the colour jitter.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "kernels.h"
+
+#if defined(__HIPCC__) || defined(__CUDACC__)
+#define HIP_KERNELS_BOTH __host__ __device__
+#else
+#define HIP_KERNELS_BOTH
+#endif
+
+namespace hip_kernels {
+
+// A tile: the part of the canvas where it shows, [left, right) x [top, bottom), and the address that the canvas's pixel
+// (0, 0) would have, so that pixel (x, y) is at origin + (y * image_width + x) * 3.
+struct Tile {
+    int32_t left, top, right, bottom;
+    int64_t origin;
+};
+
+HIP_KERNELS_BOTH inline int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
+HIP_KERNELS_BOTH inline int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
+
+// The seam cuts the canvas in four: tile 0 upper left, 1 upper right, 2 lower left, 3 lower right.
+HIP_KERNELS_BOTH inline Tile tile_of(const MosaicAugment& p, const int32_t* entry, const float* geometry, int k) {
+    const int32_t image = entry[0], x = entry[1], y = entry[2];
+    const int32_t seam_x = int32_t(geometry[6]), seam_y = int32_t(geometry[7]);
+    const int32_t canvas_w = int32_t(geometry[8]), canvas_h = int32_t(geometry[9]);
+    Tile t;
+    t.left = larger(x, k & 1 ? larger(seam_x, 0) : 0);
+    t.right = smaller(x + p.image_width, k & 1 ? canvas_w : smaller(seam_x, canvas_w));
+    t.top = larger(y, k & 2 ? larger(seam_y, 0) : 0);
+    t.bottom = smaller(y + p.image_height, k & 2 ? canvas_h : smaller(seam_y, canvas_h));
+    t.origin = ((int64_t(image) * p.image_height - y) * p.image_width - x) * 3;
+    if (image < 0 || image >= p.images) t.right = t.left = 0;
+    return t;
+}
+
+struct Colour {
+    float r, g, b;
+};
+
+HIP_KERNELS_BOTH inline float unit(float x) { return fminf(fmaxf(x, 0.f), 1.f); }
+
+// Hue, saturation and value times their gains, hue on a circle, the others up to 1. Input and output 0 to 1.
+// The way back uses the hexagon's three tent functions of the hue, which need no cases.
+HIP_KERNELS_BOTH inline Colour jitter(Colour c, float hue_gain, float saturation_gain, float value_gain) {
+    const float high = fmaxf(c.r, fmaxf(c.g, c.b)), low = fminf(c.r, fminf(c.g, c.b));
+    const float chroma = high - low;
+    const bool red = high == c.r, green = high == c.g;
+    const float difference = red ? c.g - c.b : green ? c.b - c.r : c.r - c.g;
+    const float sector = red ? 0.f : green ? 2.f : 4.f;
+    float hue = sector + difference / fmaxf(chroma, 1e-12f);
+    hue = hue < 0.f ? hue + 6.f : hue;
+    hue *= hue_gain;
+    hue -= 6.f * floorf(hue * (1.f / 6.f));
+    const float value = fminf(high * value_gain, 1.f);
+    const float new_chroma = value * fminf(chroma / fmaxf(high, 1e-12f) * saturation_gain, 1.f);
+    const float base = value - new_chroma;
+    return {base + new_chroma * unit(fabsf(hue - 3.f) - 1.f), base + new_chroma * unit(2.f - fabsf(hue - 2.f)),
+            base + new_chroma * unit(2.f - fabsf(hue - 4.f))};
+}
+
+}  // namespace hip_kernels
