@@ -26,6 +26,8 @@ from hpcjobs.failures import EXIT_DEVICE_FAULT, EXIT_HANDED_BACK, EXIT_UNUSABLE
 from hpcjobs.guardian import Guardian
 from hpcjobs.heartbeat import BEAT_S, NodeReport
 from hpcjobs.job import Job
+from hpcjobs.journal_client import SOCKET_VARIABLE
+from hpcjobs.journal_server import serve
 from hpcjobs.launch import cancel_requested
 from hpcjobs.memory import OutOfMemoryCount
 from hpcjobs.owners import process_start
@@ -323,7 +325,25 @@ def _run(paths: StudyPaths, job: Job, node_folder: Path, token: str) -> int:
     check_mode(plan)
     steps = make_steps(study, plan, job, node_folder, token)
     log.info("%d workers: %s", len(steps), ", ".join(sorted({step.report().device or "cpu" for step in steps})))
-    return NodeAgent(study, plan, job, node_folder, steps, token).run()
+    with _journal_server(paths):
+        return NodeAgent(study, plan, job, node_folder, steps, token).run()
+
+
+@contextlib.contextmanager
+def _journal_server(paths: StudyPaths) -> Iterator[None]:
+    """Append for all workers of this node together. Workers that cannot reach the server append by themselves."""
+    try:
+        server = serve(paths)
+    except OSError as error:
+        log.warning("workers append to the journal by themselves: no local socket can be made (%s)", error)
+        yield
+        return
+    os.environ[SOCKET_VARIABLE] = str(server.socket_path)
+    try:
+        with server:
+            yield
+    finally:
+        del os.environ[SOCKET_VARIABLE]
 
 
 def main(arguments: list[str] | None = None) -> int:
