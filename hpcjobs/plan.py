@@ -21,6 +21,7 @@ class Plan:
         mem_gb_per_worker: host memory of one worker in GB, or None where the site does not meter it.
         mode: partition mode that the node must be in, or None for whatever it has.
         signal_delay_s: seconds before its end at which a job is told.
+        environment: the profile's variables; they win over the thread counts that follow from a worker's cores.
     """
 
     name: str
@@ -80,7 +81,7 @@ def _local(file: StudyFile, cores: int) -> Plan:
         comment=None,
         timeout_min=None,
         signal_delay_s=0,
-        environment={"OMP_NUM_THREADS": str(cores_per_worker)},
+        environment={},
         cluster=None,
     )
 
@@ -106,7 +107,7 @@ def _on_cluster(file: StudyFile, cluster: ClusterConfig) -> Plan:
         timeout_min=cluster.timeout_min,
         # a short job still spends most of its time on trials
         signal_delay_s=min(cluster.signal_delay_s, cluster.timeout_min * 60 // 4),
-        environment={"OMP_NUM_THREADS": str(cores), **cluster.environment},
+        environment=dict(cluster.environment),
         cluster=cluster,
     )
 

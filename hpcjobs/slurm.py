@@ -57,7 +57,7 @@ def submitit_parameters(plan: Plan, working_folder: Path | None = None) -> dict[
         "exclusive": True if cluster.exclusive else None,
         "signal_delay_s": plan.signal_delay_s,
         "array_parallelism": max(plan.arrays),
-        "setup": setup_lines(plan),
+        "setup": setup_lines(plan) or None,
         "additional_parameters": options,
         "use_srun": False,
     }

@@ -86,7 +86,7 @@ def test_a_site_that_meters_no_memory_and_has_no_features_gets_neither() -> None
     ):
         assert option not in script
     assert "#SBATCH --gpus-per-node=8\n" in script
-    assert "# setup\nexport OMP_NUM_THREADS=12\n" in script
+    assert "# setup" not in script
 
 
 def test_a_shared_node_and_a_site_without_gpus_are_asked_for_as_such() -> None:
