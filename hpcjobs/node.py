@@ -240,7 +240,7 @@ def make_steps(study: OpenStudy, plan: Plan, job: Job, node_folder: Path, token:
         log.warning("%d logical GPUs were found where %d were expected", len(gpus), expected)
     steps = []
     for worker, place in enumerate(found):
-        environment = {"OMP_NUM_THREADS": str(max(1, len(place.cores))), **place.environment}
+        environment = {"OMP_NUM_THREADS": str(max(1, len(place.cores))), **plan.environment, **place.environment}
         if place.device:
             # several processes on one MIOpen database damage it
             cache = str(node_folder / f"miopen_{worker:03d}")
