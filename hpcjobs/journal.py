@@ -22,8 +22,8 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal._storage import JournalOperation
 
 from hpcjobs.journal_client import SOCKET_VARIABLE
-from hpcjobs.journal_file import FileBackend, StatusCallback
-from hpcjobs.journal_lock import DEFAULT_DEADLINE_S, lock_for
+from hpcjobs.journal_file import FileBackend, StatusCallback, lock_for
+from hpcjobs.journal_lock import DEFAULT_DEADLINE_S
 from hpcjobs.journal_records import Damage
 from hpcjobs.journal_replay import Replay
 from hpcjobs.paths import StudyPaths
@@ -60,7 +60,6 @@ class StudyStorage(JournalStorage):
     def __init__(self, backend: FileBackend) -> None:
         # The base class's own initialisation would replay with its slower rules.
         self._file = self._backend = backend
-        self._offset = 0
         self._thread_lock = threading.RLock()  # type: ignore[assignment]  # exclusive() calls the storage inside
         self._batch: list[dict[str, Any]] | None = None
         self._worker_id_prefix = _new_prefix()
@@ -70,7 +69,9 @@ class StudyStorage(JournalStorage):
         _storages.add(self)
 
     def _sync_with_backend(self) -> None:
-        records, self._offset = self._file.read_from(self._offset)
+        restarted, records = self._file.read_new()
+        if restarted:
+            self._replay_result = Replay(self._worker_id_prefix)
         self._synced_at = time.monotonic()
         if records:
             self._replay_result.apply_logs(records)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 SOCKET_VARIABLE = "HPCJOBS_JOURNAL_SOCKET"
 
 REQUEST = struct.Struct("<I?")  # length of the lines, synced
-REPLY = struct.Struct("<BH")  # what, length of the text
+REPLY = struct.Struct("<BHQ")  # what, length of the text, inode that the journal has
 DONE, WAITING, FAILED, HELLO = range(4)
 _HELLO_TIMEOUT_S = 1.0
 _RETRY_AFTER_S = 1.0
@@ -49,7 +49,7 @@ class JournalClient:
         connection.settimeout(_HELLO_TIMEOUT_S)
         try:
             connection.connect(self._path)
-            if _receive(connection, REPLY.size) != REPLY.pack(HELLO, 0):
+            if _receive(connection, REPLY.size) != REPLY.pack(HELLO, 0, 0):
                 raise ServerGoneError("not a journal server")
         except OSError as error:
             connection.close()
@@ -59,8 +59,8 @@ class JournalClient:
         self._socket = connection
         return True
 
-    def commit(self, data: bytes, synced: bool) -> None:
-        """Have lines appended; returns when they are in the file.
+    def commit(self, data: bytes, synced: bool) -> int:
+        """Have lines appended; returns when they are in the file, with the inode of that file.
 
         Raises ServerGoneError where that is not known, with the connection closed.
         """
@@ -68,10 +68,10 @@ class JournalClient:
         try:
             self._socket.sendall(REQUEST.pack(len(data), synced) + data)
             while True:
-                what, length = REPLY.unpack(_receive(self._socket, REPLY.size))
+                what, length, inode = REPLY.unpack(_receive(self._socket, REPLY.size))
                 text = _receive(self._socket, length).decode() if length else ""
                 if what == DONE:
-                    return
+                    return int(inode)
                 if what == FAILED:
                     raise ServerGoneError(text)
                 self._on_status(text)

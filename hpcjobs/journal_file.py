@@ -26,20 +26,39 @@ from pathlib import Path
 
 from optuna.storages.journal import BaseJournalBackend
 
+from hpcjobs.filesystem import lock_kind, mount_of, shares_unsynced_writes
 from hpcjobs.journal_client import JournalClient, ServerGoneError
-from hpcjobs.journal_lock import KernelLock, is_current, open_journal
+from hpcjobs.journal_lock import (
+    DEFAULT_DEADLINE_S,
+    FencedError,
+    JournalLock,
+    KernelLock,
+    inode,
+    open_for_reading,
+    status_of,
+)
 from hpcjobs.journal_records import Damage, Record, Report, damage, encode, find_damage, parse_lines
+from hpcjobs.journal_soft_lock import SoftLock
 
 log = logging.getLogger(__name__)
 
+_READ_ONLY = {errno.EACCES, errno.EPERM, errno.EROFS}
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_CHUNK = 8 << 20
+_SMALL_READ, _LARGE_READ = 1 << 15, 1 << 23
 # Records that another worker may act on at once: studies, new trials, states. The rest may be lost with the machine.
 _SYNCED_OPERATIONS = {0, 1, 2, 3, 4, 6, 10}
 # An unfinished line may be a stock writer's that is just being written: it gets this long before it counts as torn.
 _TORN_AFTER_S = 0.05
+# How often a reader looks whether the file was replaced, and how much of what it read it then compares.
+_FOLLOW_EVERY_S = 0.5
+_REMEMBERED = 512
 
 StatusCallback = Callable[[str], None]
+
+
+def lock_for(journal: Path, deadline_s: float = DEFAULT_DEADLINE_S) -> JournalLock:
+    """The lock of this study. It also fits stock Optuna: ``JournalFileBackend(path, lock_obj=lock_for(path))``."""
+    return KernelLock(journal, deadline_s) if lock_kind(journal) == "kernel" else SoftLock(journal, deadline_s)
 
 
 class FileBackend(BaseJournalBackend):
@@ -56,7 +75,7 @@ class FileBackend(BaseJournalBackend):
     def __init__(
         self,
         path: Path,
-        lock: KernelLock,
+        lock: JournalLock,
         *,
         socket: str | None = None,
         full_disk_patience_s: float = 3600.0,
@@ -68,15 +87,26 @@ class FileBackend(BaseJournalBackend):
         self._patience_s = full_disk_patience_s
         self._on_status = on_status or log.warning
         self._client = JournalClient(socket, self._on_status) if socket else None
-        self._descriptor = open_journal(self.path)
+        self._always_sync = not shares_unsynced_writes(mount_of(self.path.parent))
+        self._descriptor = open_for_reading(self.path)
+        self._inode = inode(os.fstat(self._descriptor))
         self._offsets = {0: 0}
         self._read_end = 0
+        self._last_read = b""
+        self._restarted = False
+        self._followed_at = time.monotonic()
         self._start_afresh()
 
     def _start_afresh(self) -> None:
         self._exclusive = threading.RLock()
         self._depth = 0
+        self._end = 0  # where the file ends, while the lock is held
         self._counters: dict[str, int] = {}
+
+    @property
+    def inode(self) -> int:
+        """The inode number of the journal, which changes when a lock is broken."""
+        return self._inode[1]
 
     # Reading
 
@@ -95,29 +125,50 @@ class FileBackend(BaseJournalBackend):
             offset += len(data)
         self._offsets[number] = offset
 
-    def read_from(self, offset: int) -> tuple[list[Record | Report], int]:
-        """The records between ``offset`` and the last newline as ``parse_lines`` gives them, and the offset behind."""
+    def read_new(self) -> tuple[bool, list[Record | Report]]:
+        """The records behind those read before, as ``parse_lines`` gives them.
+
+        The first value is True if all of them are given, from the start of the file, because what was read before is
+        no longer in it: a writer that had lost its lock wrote it.
+        """
+        if time.monotonic() > self._followed_at + _FOLLOW_EVERY_S:
+            self._follow()
         records: list[Record | Report] = []
-        while data := self._whole_lines(offset):
+        while data := self._whole_lines(self._read_end):
             found = parse_lines(data)
             if found is None:
-                data = self._repaired(offset, data)
+                data = self._repaired(self._read_end, data)
                 found = parse_lines(data)
                 assert found is not None, "damage that repair does not find"
             records += found
-            offset += len(data)
-        self._read_end = offset
-        return records, offset
+            self._read_end += len(data)
+            self._last_read = data[-_REMEMBERED:]
+        restarted, self._restarted = self._restarted, False
+        return restarted, records
+
+    def _follow(self) -> None:
+        """Go over to the file that has the journal's name now, if it is another one."""
+        self._followed_at = time.monotonic()
+        status = status_of(self.path)
+        if status is None or inode(status) == self._inode:
+            return
+        os.close(self._descriptor)
+        self._descriptor = open_for_reading(self.path)
+        self._inode = inode(os.fstat(self._descriptor))
+        known = os.pread(self._descriptor, len(self._last_read), self._read_end - len(self._last_read))
+        if known != self._last_read:
+            log.warning("%s was replaced and differs from what was read of it: reading it again", self.path)
+            self._read_end, self._last_read, self._restarted = 0, b"", True
 
     def _whole_lines(self, offset: int) -> bytes:
         """At most some megabytes of whole lines. A longer line is read as a whole."""
-        size = _CHUNK
+        size = _SMALL_READ
         while True:
             data = os.pread(self._descriptor, size, offset)
             end = data.rfind(b"\n") + 1
-            if end or len(data) < size:
+            if len(data) < size or (end and size >= _LARGE_READ):
                 return data[:end]
-            size *= 2
+            size *= 16
 
     def _repaired(self, offset: int, data: bytes) -> bytes:
         """Damaged lines after repair: looks again under the lock, and blanks what is still damaged there.
@@ -129,7 +180,9 @@ class FileBackend(BaseJournalBackend):
                 data = os.pread(self._descriptor, len(data), offset)
                 self._blank(list(find_damage(data, offset)))
                 data = os.pread(self._descriptor, len(data), offset)
-        except PermissionError:
+        except OSError as error:
+            if error.errno not in _READ_ONLY:
+                raise
             # A person who may only read: the same records count, the file stays as it is.
             for span in find_damage(data, offset):
                 at = span.offset - offset
@@ -145,15 +198,16 @@ class FileBackend(BaseJournalBackend):
         """
         lines = self._encode(logs)
         synced = any(entry["op_code"] in _SYNCED_OPERATIONS for entry in logs)
+        since = None
         if self._client is not None and not self._depth and self._client.available():
-            since = self._read_end
             try:
-                self._client.commit(b"".join(lines), synced)
+                if self._client.commit(b"".join(lines), synced) != self._inode[1]:
+                    self._follow()
+                return
             except ServerGoneError as error:
                 log.info("appending without the node's journal server: %s", error)
-                self.append(lambda: self._missing(lines, since), synced)
-        else:
-            self.append(lambda: b"".join(lines), synced)
+                since = self._read_end
+        self.append(lambda: lines, synced, since)
 
     def _encode(self, logs: list[Record]) -> list[bytes]:
         """The lines of records of this process, each with the next number of its writer."""
@@ -164,35 +218,43 @@ class FileBackend(BaseJournalBackend):
             lines.append(encode(entry, n))
         return lines
 
-    def _missing(self, lines: list[bytes], since: int) -> bytes:
-        """Those of our lines that are not in the file yet: no two lines are equal, their writer numbers them."""
+    def _missing(self, lines: list[bytes], since: int) -> list[bytes]:
+        """Those of the lines that are not in the file yet: no two lines are equal, their writer numbers them."""
         written = b""
         while data := self._whole_lines(since + len(written)):
             written += data
-        return b"".join(line for line in lines if line not in written)
+        return [line for line in lines if line not in written]
 
-    def append(self, lines: Callable[[], bytes], synced: bool) -> None:
-        """Append what ``lines`` returns; it is asked anew, under the lock, at every attempt.
+    def append(self, lines: Callable[[], list[bytes]], synced: bool, since: int | None = None) -> None:
+        """Append the lines that ``lines`` returns; it is asked anew, under the lock, at every attempt.
 
-        On return the lines are in the file and, with ``synced``, on the disk.
+        On return they are in the file and, with ``synced``, on the disk. ``since`` tells that they may be in the file
+        already, behind this offset.
         """
         end = time.monotonic() + self._patience_s
         pause = 0.1
         while True:
             try:
                 with self.exclusive():
-                    self._append_locked(lines(), synced)
+                    start = self._end
+                    data = b"".join(lines() if since is None else self._missing(lines(), since))
+                    if data:
+                        self._append_locked(data, synced or self._always_sync)
                 return
+            except FencedError:
+                if self._depth:  # what was read in the exclusive section around us may be wrong
+                    raise
+                since = start if since is None else since
             except OSError as error:
                 if error.errno not in _FULL or time.monotonic() + pause > end:
                     raise
                 self._on_status(f"{self.path}: {os.strerror(error.errno)}; waiting for room to go on")
-            time.sleep(pause)
-            pause = min(2 * pause, 5.0)
+                time.sleep(pause)
+                pause = min(2 * pause, 5.0)
 
     def _append_locked(self, data: bytes, synced: bool) -> None:
         descriptor = self._lock.descriptor
-        end = self._cut_torn_tail(descriptor)
+        self._cut_torn_tail()
         try:
             written = 0
             while written < len(data):
@@ -200,8 +262,10 @@ class FileBackend(BaseJournalBackend):
             if synced:
                 os.fdatasync(descriptor)
         except OSError:
-            os.ftruncate(descriptor, end)
+            os.ftruncate(descriptor, self._end)
             raise
+        self._lock.confirm()
+        self._end += len(data)
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -209,20 +273,18 @@ class FileBackend(BaseJournalBackend):
         with self._exclusive:
             if self._depth == 0:
                 self._lock.acquire()
+                status = self._lock.status
+                assert status is not None, "a lock that is held knows its file"
+                self._end = status.st_size
+                if inode(status) != self._inode:
+                    self._follow()
             self._depth += 1
             try:
-                if self._depth == 1:
-                    self._follow_replaced_file()
                 yield
             finally:
                 self._depth -= 1
                 if self._depth == 0:
                     self._lock.release()
-
-    def _follow_replaced_file(self) -> None:
-        if not is_current(self._descriptor, self.path):
-            os.close(self._descriptor)
-            self._descriptor = open_journal(self.path)
 
     # Repair
 
@@ -230,15 +292,19 @@ class FileBackend(BaseJournalBackend):
         """Cut off what a dead writer left behind the last newline. Lines in the middle are repaired when read."""
         end = os.fstat(self._descriptor).st_size
         if end and os.pread(self._descriptor, 1, end - 1) != b"\n":
-            with self.exclusive():
-                self._cut_torn_tail(self._lock.descriptor)
+            try:
+                with self.exclusive():
+                    self._cut_torn_tail()
+            except OSError as error:
+                if error.errno not in _READ_ONLY:
+                    raise
 
     def _blank(self, spans: list[Damage]) -> None:
         if not spans:
             return
         self._keep(spans)
-        # O_APPEND makes pwrite append: this needs a descriptor without it.
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
+        # O_APPEND makes pwrite append. The same inode again, by whatever name it has, without it:
+        descriptor = os.open(f"/proc/self/fd/{self._lock.descriptor}", os.O_WRONLY | os.O_CLOEXEC)
         try:
             for span in spans:
                 os.pwrite(descriptor, b" " * span.length, span.offset)
@@ -246,25 +312,23 @@ class FileBackend(BaseJournalBackend):
         finally:
             os.close(descriptor)
 
-    def _cut_torn_tail(self, descriptor: int) -> int:
-        """Remove what stands behind the last newline; returns where the file then ends. The lock is held."""
-        end = os.fstat(descriptor).st_size
-        if end == 0 or os.pread(descriptor, 1, end - 1) == b"\n":
-            return end
+    def _cut_torn_tail(self) -> None:
+        """Remove what stands behind the last newline; the lock is held."""
+        descriptor = self._lock.descriptor
+        if self._end == 0 or os.pread(descriptor, 1, self._end - 1) == b"\n":
+            return
         time.sleep(_TORN_AFTER_S)
-        end = os.fstat(descriptor).st_size
-        start, tail = end, b""
+        start = end = os.fstat(descriptor).st_size
+        tail = b""
         while start and b"\n" not in tail:
             start = max(0, start - 65536)
             tail = os.pread(descriptor, end - start, start)
-        start += tail.rfind(b"\n") + 1
-        tail = tail[tail.rfind(b"\n") + 1 :]
-        if not tail:
-            return end
-        self._keep([damage(start, tail, "torn at the end")])
-        os.ftruncate(descriptor, start)
-        os.fsync(descriptor)
-        return start
+        keep = tail.rfind(b"\n") + 1
+        self._end = start + keep
+        if tail[keep:]:
+            self._keep([damage(self._end, tail[keep:], "torn at the end")])
+            os.ftruncate(descriptor, self._end)
+            os.fsync(descriptor)
 
     def _keep(self, spans: list[Damage]) -> None:
         """Report damage, and keep its bytes beside the journal before they are removed from it."""

@@ -1,25 +1,32 @@
 """Who may write to the journal: a lock behind Optuna's lock interface, with its owner written in it.
 
-Where the filesystem has kernel locks, the lock is ``flock`` on the journal's own inode, taken through the ``filelock``
-package. The kernel frees it when its holder dies, nobody can break it, and it cannot be deleted apart from the data
-that it guards. The owner stands in ``journal.lock`` beside it, for the messages of those who wait.
+Where all nodes see each other's kernel locks, the lock is ``flock`` on the journal's own inode, taken through the
+``filelock`` package. The kernel frees it when its holder dies, nobody can break it, and it cannot be deleted apart from
+the data that it guards. The owner stands in ``journal.lock`` beside it, for the messages of those who wait.
+
+Elsewhere it is a file that names its owner (:mod:`hpcjobs.journal_soft_lock`). Which of the two a study has is decided
+once and kept in its folder, since all its processes must take the same.
 """
 
 from __future__ import annotations
 
+import abc
 import fcntl
 import json
+import logging
 import math
 import os
 import secrets
 import socket
 import threading
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from filelock import lock_descriptor, unlock_descriptor
 from optuna.storages.journal._file import BaseJournalFileLock
+
+log = logging.getLogger(__name__)
 
 OWNER_BYTES = 512
 DEFAULT_DEADLINE_S = 300.0
@@ -27,6 +34,10 @@ DEFAULT_DEADLINE_S = 300.0
 
 class JournalTimeoutError(TimeoutError):
     """A call on the journal reached its deadline. Nothing of it was acknowledged."""
+
+
+class FencedError(OSError):
+    """This process stalled longer than its lease and the lock was taken from it. It must start its work again."""
 
 
 def process_start(pid: int | str = "self") -> int | None:
@@ -45,12 +56,21 @@ def boot_id() -> str:
         return ""
 
 
+def process_namespace() -> str:
+    """Process ids of two containers on one machine are not the same thing."""
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
 @dataclass(frozen=True)
 class LockOwner:
     """The process that holds a lock. ``step`` is Slurm's ``<job>.<step>`` name of it, where there is one."""
 
     host: str = field(default_factory=socket.gethostname)
     boot: str = field(default_factory=boot_id)
+    namespace: str = field(default_factory=process_namespace)
     pid: int = field(default_factory=os.getpid)
     start: int | None = field(default_factory=process_start)
     job: str | None = field(default_factory=lambda: os.environ.get("SLURM_JOB_ID"))
@@ -68,51 +88,85 @@ class LockOwner:
         except (ValueError, TypeError):
             return None
 
+    def again(self) -> LockOwner:
+        """The same owner with a new token, for a new acquisition."""
+        return replace(self, token=secrets.token_hex(8))
+
     def describe(self) -> str:
         where = f"process {self.pid} on {self.host}"
         return f"{where} (job {self.job}, step {self.step})" if self.job else where
 
 
-class KernelLock(BaseJournalFileLock):
-    """``flock`` on the journal itself; for filesystems on which all nodes see each other's kernel locks.
+class JournalLock(BaseJournalFileLock, abc.ABC):
+    """A lock on a journal. While it is held, ``descriptor`` is the journal, open for reading and appending.
 
     Args:
-        journal: the file that is guarded and locked; created if it is missing.
+        journal: the file that is guarded; created if it is missing.
         deadline_s: how long ``acquire`` waits before it raises :class:`JournalTimeoutError`; infinity: for ever.
     """
 
     def __init__(self, journal: Path, deadline_s: float = DEFAULT_DEADLINE_S) -> None:
         self._journal = journal
-        self._owner_file = owner_file(journal)
         self._deadline_s = deadline_s
         self._start_afresh()
 
     def _start_afresh(self) -> None:
         self._owner = LockOwner()
-        self._descriptor = -1
-        self._owner_descriptor = -1
         self._held = False
+        self.descriptor = -1
+        self.status: os.stat_result | None = None  # of the journal, when the lock was taken
 
-    @property
-    def descriptor(self) -> int:
-        """The locked inode, open for reading and appending. Valid while the lock is held."""
-        return self._descriptor
+    @abc.abstractmethod
+    def acquire(self, deadline_s: float | None = None) -> bool:
+        """Wait for the lock. Raises JournalTimeoutError, which names the holder, when the deadline passes."""
+
+    def confirm(self) -> None:
+        """Raises FencedError if the lock was taken from us: what we appended since may be lost.
+
+        A kernel lock cannot be taken from a process that lives.
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Give the descriptors back."""
+
+    def after_fork(self) -> None:
+        """In a child: forget the parent's descriptors without freeing its lock, and become an owner of its own."""
+        self.close()
+
+    def _end(self, deadline_s: float | None) -> float:
+        return time.monotonic() + (self._deadline_s if deadline_s is None else deadline_s)
+
+    def _timeout(self, owner: LockOwner | None) -> JournalTimeoutError:
+        holder = owner.describe() if owner else "an unknown process"
+        return JournalTimeoutError(f"{self._journal} is locked by {holder}: gave up waiting for it")
+
+
+class KernelLock(JournalLock):
+    """``flock`` on the journal itself; for filesystems on which all nodes see each other's kernel locks."""
+
+    def _start_afresh(self) -> None:
+        super()._start_afresh()
+        self._inode = (0, 0)
+        self._owner_descriptor = -1
 
     def acquire(self, deadline_s: float | None = None) -> bool:
-        """Wait for the lock. Raises :class:`JournalTimeoutError`, which names the holder, when the deadline passes."""
-        end = time.monotonic() + (self._deadline_s if deadline_s is None else deadline_s)
+        end = self._end(deadline_s)
         while True:
-            if self._descriptor < 0:
-                self._descriptor = open_journal(self._journal)
-            if not lock_descriptor(self._descriptor, blocking=False):
+            if self.descriptor < 0:
+                self.descriptor = open_journal(self._journal)
+                self._inode = inode(os.fstat(self.descriptor))
+            if not lock_descriptor(self.descriptor, blocking=False):
                 if math.isinf(end):
-                    fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+                    fcntl.flock(self.descriptor, fcntl.LOCK_EX)
                 else:
                     self._wait(end)
-            if is_current(self._descriptor, self._journal):
+            self.status = status_of(self._journal)
+            if self.status is not None and inode(self.status) == self._inode:
                 break
-            # The file was replaced (compaction) while we waited: what we have locked is no longer the journal.
-            self._close_journal()
+            # The file was replaced while we waited: what we have locked is no longer the journal.
+            os.close(self.descriptor)
+            self.descriptor = -1
         self._held = True
         self._write_owner()
         return True
@@ -122,14 +176,14 @@ class KernelLock(BaseJournalFileLock):
         if not self._held:
             raise RuntimeError(f"the lock of {self._journal} is not held by this process")
         self._held = False
-        unlock_descriptor(self._descriptor)
+        unlock_descriptor(self.descriptor)
 
     def _wait(self, end: float) -> None:
         """Wait in the kernel's queue, which is fairer than asking again and again and wakes nobody in vain.
 
         A blocking ``flock`` has no deadline, hence the thread: one that comes too late gives back what it got.
         """
-        descriptor, outcome, guard = self._descriptor, _Outcome(), threading.Lock()
+        descriptor, outcome, guard = self.descriptor, _Outcome(), threading.Lock()
 
         def block() -> None:
             try:
@@ -146,36 +200,28 @@ class KernelLock(BaseJournalFileLock):
             with guard:
                 if not outcome.done.is_set():
                     outcome.abandoned = True
-                    self._descriptor = -1
-                    raise JournalTimeoutError(f"{self._journal} is locked by {self._holder()}: gave up waiting for it")
+                    self.descriptor = -1
+                    raise self._timeout(read_owner(owner_file(self._journal)))
         if outcome.error is not None:
             raise outcome.error
 
-    def _holder(self) -> str:
-        owner = read_owner(self._owner_file)
-        return owner.describe() if owner else "an unknown process"
-
     def _write_owner(self) -> None:
-        if self._owner_descriptor < 0:
-            self._owner_descriptor = os.open(self._owner_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o664)
-        text = self._owner.encode()
-        if os.pread(self._owner_descriptor, OWNER_BYTES, 0) != text:
-            os.pwrite(self._owner_descriptor, text, 0)
-
-    def _close_journal(self) -> None:
-        os.close(self._descriptor)
-        self._descriptor = -1
+        """Leave our name for those who wait. On a full disk they do without it: the lock itself is the kernel's."""
+        try:
+            if self._owner_descriptor < 0:
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+                self._owner_descriptor = os.open(owner_file(self._journal), flags, 0o664)
+            text = self._owner.encode()
+            if os.pread(self._owner_descriptor, OWNER_BYTES, 0) != text:
+                os.pwrite(self._owner_descriptor, text, 0)
+        except OSError as error:
+            log.info("could not write the owner of the lock: %s", error)
 
     def close(self) -> None:
-        """Give the descriptors back; a lock that is held is freed by it."""
-        for descriptor in (self._descriptor, self._owner_descriptor):
+        for descriptor in (self.descriptor, self._owner_descriptor):
             if descriptor >= 0:
                 os.close(descriptor)
         self._start_afresh()
-
-    def after_fork(self) -> None:
-        """In a child: forget the parent's descriptors without freeing its lock, and become an owner of its own."""
-        self.close()
 
 
 @dataclass
@@ -201,15 +247,20 @@ def open_journal(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o664)
 
 
-def is_current(descriptor: int, path: Path) -> bool:
-    """Whether an open file is still the one of that name."""
+def open_for_reading(path: Path) -> int:
+    """Open the journal, and create it if it is missing. Enough for those who may only read."""
     try:
-        named = path.stat()
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        return False
-    opened = os.fstat(descriptor)
-    return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
+        return open_journal(path)
 
 
-def lock_for(journal: Path, deadline_s: float = DEFAULT_DEADLINE_S) -> KernelLock:
-    return KernelLock(journal, deadline_s)
+def status_of(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
+
+
+def inode(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino

@@ -29,8 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcjobs.journal_client import DONE, FAILED, HELLO, REPLY, REQUEST, WAITING
-from hpcjobs.journal_file import FileBackend
-from hpcjobs.journal_lock import lock_for
+from hpcjobs.journal_file import FileBackend, lock_for
 from hpcjobs.paths import StudyPaths
 
 log = logging.getLogger(__name__)
@@ -69,10 +68,10 @@ class _Connection:
         poll.register(self.socket, select.POLLRDHUP)
         return not poll.poll(0)
 
-    def reply(self, what: int, text: str = "") -> bool:
+    def reply(self, what: int, text: str = "", inode: int = 0) -> bool:
         encoded = text.encode()[:65535]
         try:
-            self.socket.sendall(REPLY.pack(what, len(encoded)) + encoded)
+            self.socket.sendall(REPLY.pack(what, len(encoded), inode) + encoded)
         except OSError:
             return False
         return True
@@ -174,12 +173,12 @@ class JournalServer:
             what, text = FAILED, str(error)
         for connection in self._round:
             connection.request = None
-            connection.reply(what, text)
+            connection.reply(what, text, self._backend.inode)
         self._round = []
 
-    def _requests_of_the_living(self) -> bytes:
+    def _requests_of_the_living(self) -> list[bytes]:
         self._round = [connection for connection in self._round if connection.is_open()]
-        return b"".join(connection.request or b"" for connection in self._round)
+        return b"".join(connection.request or b"" for connection in self._round).splitlines(keepends=True)
 
     def _tell_waiting(self, text: str) -> None:
         for connection in self._round:

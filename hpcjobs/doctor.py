@@ -1,0 +1,87 @@
+"""Entry: what the filesystem of a study folder really does, and which lock a study there takes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from hpcjobs.errors import UserError, run_entry
+from hpcjobs.filesystem import Probe, decide_lock, held_on_another_node, probe
+from hpcjobs.paths import StudyPaths
+
+EXAMPLES = """examples:
+  python -m hpcjobs.doctor /scratch/project/studies
+  srun -N1 -n1 --overlap python -m hpcjobs.doctor /scratch/project/studies   (in a job of two nodes: tries both)
+"""
+
+
+def other_node() -> str | None:
+    """Another node of the job that this runs in, if it has one."""
+    if int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) < 2:
+        return None
+    listed = subprocess.run(
+        ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]], check=True, capture_output=True, text=True
+    ).stdout.split()
+    here = os.environ.get("SLURMD_NODENAME", socket.gethostname())
+    return next((node for node in listed if node != here), None)
+
+
+def show(found: Probe, between_nodes: bool | None, console: Console) -> None:
+    table = Table("what", "found", title=f"{found.folder} ({found.filesystem})")
+    yes = {True: "yes", False: "NO", None: "not tried (run it in a job of two nodes)"}
+    table.add_row("flock between processes of this node", yes[found.flock])
+    table.add_row("flock between two nodes", yes[between_nodes])
+    table.add_row("fcntl locks", yes[found.fcntl])
+    table.add_row("hard links", yes[found.hard_links])
+    table.add_row("exclusive creation", yes[found.exclusive_create])
+    table.add_row("rename over an open file", yes[found.rename_over_open_file])
+    table.add_row("appends of two processes stay whole", yes[found.append])
+    table.add_row("one sync", f"{found.sync_ms:.2f} ms")
+    table.add_row("one metadata call", f"{found.metadata_ms:.3f} ms")
+    table.add_row("free", f"{found.free_gb:.1f} GB")
+    console.print(table)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m hpcjobs.doctor",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", type=Path, help="a study's folder, or where studies will be")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    arguments = parser.parse_args()
+    folder: Path = arguments.folder
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; give an existing folder on the filesystem to be tried")
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"{folder}: not writable by you; give a folder in which studies can be made")
+
+    found = probe(folder)
+    node = other_node() if found.flock else None
+    between_nodes = held_on_another_node(folder / ".doctor-lock", node) if node else None
+    kind, reason = found.lock, found.reason
+    if between_nodes is not None:
+        kind = "kernel" if between_nodes else "soft"
+        reason = f"flock was tried between two nodes of job {os.environ.get('SLURM_JOB_ID')}"
+    if StudyPaths(folder).config.exists():
+        decide_lock(StudyPaths(folder).journal, kind, reason)
+    if arguments.json:
+        print(json.dumps({**found.as_dict(), "flock_between_nodes": between_nodes, "lock": kind, "reason": reason}))
+    else:
+        show(found, between_nodes, Console())
+        print(f"lock of a study here: {kind} ({reason})")
+    return 0 if found.append and found.rename_over_open_file and (found.flock or found.exclusive_create) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(run_entry(main))

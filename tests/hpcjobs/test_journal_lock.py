@@ -1,0 +1,287 @@
+"""Locks of the journal: never two holders, a dead holder blocks nobody, a holder that lost its lock does not write."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from optuna.storages.journal import JournalFileBackend
+
+from hpcjobs import journal_soft_lock
+from hpcjobs.journal_lock import (
+    FencedError,
+    JournalLock,
+    JournalTimeoutError,
+    KernelLock,
+    LockOwner,
+    owner_file,
+    read_owner,
+)
+from hpcjobs.journal_soft_lock import SoftLock, create_owned
+
+KINDS = [pytest.param(KernelLock, id="kernel"), pytest.param(SoftLock, id="soft")]
+MakeLock = Callable[[Path, float], JournalLock]
+
+
+def fork(function: Callable[[], None]) -> int:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            function()
+        finally:
+            os._exit(0)
+    return pid
+
+
+def wait_for(path: Path) -> None:
+    end = time.monotonic() + 10
+    while not path.exists():
+        assert time.monotonic() < end, f"{path} did not appear"
+        time.sleep(0.002)
+
+
+def hold_for_ever(make: MakeLock, journal: Path) -> int:
+    """A process that takes the lock and keeps it."""
+
+    def hold() -> None:
+        make(journal, 5).acquire()
+        (journal.parent / "held").touch()
+        signal.pause()
+
+    pid = fork(hold)
+    wait_for(journal.parent / "held")
+    return pid
+
+
+def count(make: MakeLock, journal: Path, turns: int) -> None:
+    """Add 1 to a number in a file, which goes wrong as soon as two do it at once."""
+    lock, number = make(journal, 60), journal.parent / "number"
+    for _ in range(turns):
+        lock.acquire()
+        number.write_text(str(int(number.read_text()) + 1))
+        lock.release()
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_only_one_process_holds_it(make: MakeLock, tmp_path: Path) -> None:
+    (tmp_path / "number").write_text("0")
+    journal = tmp_path / "journal.log"
+    pids = [fork(lambda: count(make, journal, 100)) for _ in range(6)]
+    for pid in pids:
+        os.waitpid(pid, 0)
+    assert (tmp_path / "number").read_text() == "600"
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_killed_holder_delays_the_next_by_less_than_100_ms(make: MakeLock, tmp_path: Path) -> None:
+    journal = tmp_path / "journal.log"
+    pid = hold_for_ever(make, journal)
+    lock = make(journal, 10)
+    waited: list[float] = []
+
+    def acquire() -> None:
+        lock.acquire()
+        waited.append(time.monotonic())
+
+    waiter = threading.Thread(target=acquire)
+    waiter.start()
+    time.sleep(0.2)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    killed = time.monotonic()
+    waiter.join(timeout=10)
+    assert waited[0] - killed < 0.1
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_waiting_ends_at_the_deadline_and_names_the_holder(make: MakeLock, tmp_path: Path) -> None:
+    journal = tmp_path / "journal.log"
+    pid = hold_for_ever(make, journal)
+    before = time.monotonic()
+    with pytest.raises(JournalTimeoutError, match=f"process {pid} on "):
+        make(journal, 0.2).acquire()
+    assert time.monotonic() - before < 2
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_release_without_the_lock_is_refused(make: MakeLock, tmp_path: Path) -> None:
+    journal = tmp_path / "journal.log"
+    pid = hold_for_ever(make, journal)
+    with pytest.raises(RuntimeError, match="not held"):
+        make(journal, 1).release()
+    with pytest.raises(JournalTimeoutError):
+        make(journal, 0.1).acquire()
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_stopped_holder_on_this_machine_is_waited_for(make: MakeLock, tmp_path: Path) -> None:
+    """It lives: however long it sleeps, nobody else may write."""
+    journal = tmp_path / "journal.log"
+    pid = hold_for_ever(make, journal)
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(JournalTimeoutError):
+        make(journal, 0.5).acquire()
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_child_of_a_holder_does_not_free_its_lock(make: MakeLock, tmp_path: Path) -> None:
+    journal = tmp_path / "journal.log"
+    lock = make(journal, 5)
+    lock.acquire()
+    os.waitpid(fork(lock.after_fork), 0)
+    with pytest.raises(JournalTimeoutError):
+        make(journal, 0.1).acquire()
+    lock.release()
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_stock_backend_of_optuna_takes_it(make: MakeLock, tmp_path: Path) -> None:
+    journal = tmp_path / "journal.log"
+    backend = JournalFileBackend(str(journal), lock_obj=make(journal, 5))
+    backend.append_logs([{"op_code": 0}])
+    assert list(backend.read_logs(0)) == [{"op_code": 0}]
+
+
+def test_kernel_lock_names_its_owner(tmp_path: Path) -> None:
+    lock = KernelLock(tmp_path / "journal.log")
+    lock.acquire()
+    owner = read_owner(owner_file(tmp_path / "journal.log"))
+    assert owner is not None
+    assert (owner.pid, owner.host) == (os.getpid(), os.uname().nodename)
+    assert len(owner.token) == 16
+
+
+def test_deadline_of_a_waiter_does_not_leave_the_lock_taken(tmp_path: Path) -> None:
+    journal = tmp_path / "journal.log"
+    first, second = KernelLock(journal), KernelLock(journal, 0.1)
+    first.acquire()
+    with pytest.raises(JournalTimeoutError):
+        second.acquire()
+    first.release()
+    assert second.acquire(deadline_s=2)
+
+
+def elsewhere(lock: SoftLock, **changes: str) -> None:
+    """Let a lock's owner come from another machine, of which nothing is known here."""
+    lock._owner = dataclasses.replace(lock._owner, host="other-node", **changes)
+
+
+def test_soft_lock_of_another_node_is_broken_after_its_lease_and_its_owner_fenced(tmp_path: Path) -> None:
+    journal = tmp_path / "journal.log"
+    journal.write_text("before\n")
+    stalled = SoftLock(journal, 5)
+    elsewhere(stalled)
+    stalled.acquire()
+    next_owner = SoftLock(journal, 10, lease_s=0.3)
+    before = time.monotonic()
+    next_owner.acquire()
+    assert time.monotonic() - before >= 0.3
+    os.write(next_owner.descriptor, b"of the new owner\n")
+    os.write(stalled.descriptor, b"of the stalled owner\n")
+    assert journal.read_text() == "before\nof the new owner\n"
+    with pytest.raises(FencedError):
+        stalled.confirm()
+    next_owner.confirm()
+    stalled.release()
+    next_owner.confirm()
+    next_owner.release()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["journal.log"]
+
+
+def test_soft_lock_that_changes_hands_is_not_taken_for_a_stalled_one(tmp_path: Path) -> None:
+    journal = tmp_path / "journal.log"
+    busy, waiter = SoftLock(journal, 5), SoftLock(journal, 5, lease_s=0.3)
+    elsewhere(busy)
+    inode = journal.stat().st_ino if journal.exists() else None
+    end = time.monotonic() + 0.9
+    while time.monotonic() < end:
+        busy.acquire()
+        inode = inode or journal.stat().st_ino
+        assert not waiter._try()
+        waiter._break_if_abandoned()
+        busy.release()
+    assert journal.stat().st_ino == inode
+
+
+def test_soft_lock_of_an_ended_job_is_broken_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(journal_soft_lock, "slurm_says_over", lambda job: asked.append(job) or True)
+    journal = tmp_path / "journal.log"
+    dead = SoftLock(journal, 5)
+    elsewhere(dead, job="42")
+    dead.acquire()
+    SoftLock(journal, 5).acquire()
+    assert asked == ["42"]
+
+
+@pytest.mark.parametrize(
+    ("squeue", "over"),
+    [
+        ("echo COMPLETED", True),
+        ("echo NODE_FAIL", True),
+        ("echo RUNNING", False),
+        ("printf 'COMPLETED\\nRUNNING\\n'", False),
+        ("true", False),
+        ("exit 1", False),
+    ],
+)
+def test_slurm_must_be_certain_that_a_job_is_over(
+    squeue: str, over: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "squeue"
+    program.write_text(f"#!/bin/sh\n{squeue}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert journal_soft_lock.slurm_says_over("42") is over
+
+
+def test_breaker_that_died_is_replaced_by_exactly_one(tmp_path: Path) -> None:
+    """It had announced itself and was killed before it renamed anything."""
+    journal = tmp_path / "journal.log"
+    pid = hold_for_ever(SoftLock, journal)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    (lock_file,) = tmp_path.glob("journal.lock.*")
+    dead = read_owner(lock_file)
+    assert dead is not None
+    assert create_owned(tmp_path / lock_file.name.replace("lock", "break"), dead)
+    (tmp_path / "number").write_text("0")
+    pids = [fork(lambda: count(SoftLock, journal, 20)) for _ in range(5)]
+    for pid in pids:
+        os.waitpid(pid, 0)
+    assert (tmp_path / "number").read_text() == "100"
+    assert not list(tmp_path.glob("journal.break.*"))
+
+
+def test_breaker_that_lives_is_left_its_place(tmp_path: Path) -> None:
+    journal = tmp_path / "journal.log"
+    pid = hold_for_ever(SoftLock, journal)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    (lock_file,) = tmp_path.glob("journal.lock.*")
+    slow = LockOwner(host="other-node")
+    assert create_owned(tmp_path / lock_file.name.replace("lock", "break"), slow)
+    inode = journal.stat().st_ino
+    with pytest.raises(JournalTimeoutError):
+        SoftLock(journal, 0.3, lease_s=0.05).acquire()
+    assert journal.stat().st_ino == inode
+
+
+def test_owner_from_a_later_process_of_the_same_number_is_gone() -> None:
+    me = LockOwner()
+    assert not journal_soft_lock.is_gone(me, {})
+    assert journal_soft_lock.is_gone(dataclasses.replace(me, start=1), {})
+    assert journal_soft_lock.is_gone(dataclasses.replace(me, boot="before the reboot"), {})
+    assert not journal_soft_lock.is_gone(dataclasses.replace(me, start=1, namespace="of a container"), {})
