@@ -266,7 +266,7 @@ class Preparation:
         if self.report:
             self.console.print("odd in the input:")
             for line in self.report.lines():
-                self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+                self.console.print(line)
         else:
             self.console.print("nothing odd in the input")
 

@@ -86,7 +86,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False, soft_wrap=True)  # paths may hold [brackets]
     preparation = Preparation(options, console)
     out = preparation.out
     if options.dry_run:
