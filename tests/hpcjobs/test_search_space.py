@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autospeed_model.hyperparameters import PARAMETERS
+from autospeed_model.hyperparameters import PARAMETERS, Hyperparameters
 from hpcjobs.errors import UserError
 from hpcjobs.load import load_study
 from hpcjobs.objective import Declaration
@@ -101,4 +101,4 @@ def test_every_study_that_comes_along_fits_the_detector(path: Path) -> None:
 
 def test_the_study_of_all_parameters_names_all_of_them() -> None:
     study, _ = load_study(ROOT / "configs" / "studies" / "all-parameters.yaml")
-    assert study.parameters.keys() | study.fixed.keys() == PARAMETERS.keys() - {"size", "seed"}
+    assert study.parameters.keys() | study.fixed.keys() == Hyperparameters().to_mapping().keys()
