@@ -1,7 +1,7 @@
 """The augmentation of single samples with OpenCV: on one CPU core several times faster than any whole-batch form of it.
 
 It rounds to bytes between its steps, hue to steps of two degrees, as the public training does; the mean difference to
-:func:`autospeed_model.augment.augment_batch` is below one of 255 grey levels.
+:func:`autospeed_model.augment.augment_reference` is below one of 255 grey levels in photographs.
 """
 
 from __future__ import annotations
@@ -9,19 +9,17 @@ from __future__ import annotations
 import cv2
 import numpy as np
 
-from autospeed_model.draw import Table
-
 FILL = 114  # grey, where no image shows
 
 
-def augment_on_host(images: np.ndarray, table: Table) -> np.ndarray:
-    """Augmented samples uint8 (B, H, W, 3) from the images (N, H, W, 3) that ``table.tiles`` counts."""
-    result = np.empty((len(table.tiles), *images.shape[1:]), np.uint8)
+def augment_on_host(images: np.ndarray, tiles: np.ndarray, geometry: np.ndarray, colour: np.ndarray) -> np.ndarray:
+    """Augmented samples uint8 (B, H, W, 3) from images uint8 (N, H, W, 3) and the pixel arrays of a drawn table."""
+    result = np.empty((len(tiles), *images.shape[1:]), np.uint8)
     for sample in range(len(result)):
-        picture = _layer(images, table.tiles[sample, 0], table.geometry[sample, 0])
-        hue, saturation, value, share = (float(number) for number in table.colour[sample])
+        picture = _layer(images, tiles[sample, 0], geometry[sample, 0])
+        hue, saturation, value, share = (float(number) for number in colour[sample])
         if share < 1:
-            second = _layer(images, table.tiles[sample, 1], table.geometry[sample, 1])
+            second = _layer(images, tiles[sample, 1], geometry[sample, 1])
             picture = cv2.addWeighted(picture, share, second, 1 - share, 0)
         result[sample] = _jitter(picture, hue, saturation, value)
     return result

@@ -43,6 +43,11 @@ class Table:
     real: np.ndarray
     dropped: int = 0
 
+    @property
+    def pixels(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What decides pixels: tiles, geometry, colour."""
+        return self.tiles, self.geometry, self.colour
+
     def local(self) -> Table:
         """The same for :func:`gather`'s images: tiles are numbered by their place, B * L * 4 of them."""
         place = np.arange(self.tiles[..., 0].size, dtype=np.int32).reshape(self.tiles.shape[:3])

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from autospeed_model.augment import PixelTable, augment_batch
-from autospeed_model.augment_host import augment_on_host
+import hip_kernels
+from autospeed_model.augment import PixelTable, augment_batch, augment_reference
+from autospeed_model.augment_host import FILL, augment_on_host
 from autospeed_model.draw import Table, draw_table, gather
 from autospeed_model.hyperparameters import Hyperparameters
 from autospeed_model.packed import PackedSplit, write_dataset
@@ -33,7 +34,7 @@ def draw(split: PackedSplit, batch: int = 24, seed: int = 0, **values: float) ->
 
 def on_device(images: np.ndarray, table: Table, **options: object) -> np.ndarray:
     """Result as float (B, H, W, 3), 0 to 255."""
-    result = augment_batch(torch.from_numpy(np.array(images)), PixelTable.of(table), **options)
+    result = augment_reference(torch.from_numpy(np.array(images)), PixelTable.of(table), **options)
     return result.permute(0, 2, 3, 1).float().numpy() * 255
 
 
@@ -42,14 +43,14 @@ def on_device(images: np.ndarray, table: Table, **options: object) -> np.ndarray
 )
 def test_pixels_are_those_of_opencv_within_its_rounding(split, values):
     table = draw(split, **values)
-    difference = np.abs(on_device(split.images, table) - augment_on_host(split.images, table))
+    difference = np.abs(on_device(split.images, table) - augment_on_host(split.images, *table.pixels))
     assert difference.mean() < 1.5
     assert np.percentile(difference, 99) < 8
 
 
 def test_without_colour_the_difference_is_that_of_rounding_alone(split):
     table = draw(split, **(ALL | {"hsv_h": 0.0, "hsv_s": 0.0, "hsv_v": 0.0}))
-    difference = np.abs(on_device(split.images, table) - augment_on_host(split.images, table))
+    difference = np.abs(on_device(split.images, table) - augment_on_host(split.images, *table.pixels))
     assert difference.mean() < 1.2
 
 
@@ -107,13 +108,29 @@ def test_the_gathered_images_and_the_whole_dataset_give_the_same(split):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_output_has_the_type_and_the_layout_asked_for(split, dtype, channels_last):
+@pytest.mark.parametrize("function", [augment_batch, augment_reference])
+def test_output_has_the_type_and_the_layout_asked_for(split, dtype, channels_last, function):
     table = PixelTable.of(draw(split, batch=2))
-    result = augment_batch(torch.from_numpy(np.array(split.images)), table, dtype, channels_last)
+    result = function(torch.from_numpy(np.array(split.images)), table, dtype, channels_last)
     assert result.shape == (2, 3, HEIGHT, WIDTH) and result.dtype == dtype
     layout = torch.channels_last if channels_last else torch.contiguous_format
     assert result.is_contiguous(memory_format=layout)
     assert result.min() >= 0 and result.max() <= 1
+
+
+def test_on_the_cpu_a_batch_is_augmented_by_opencv(split):
+    table = draw(split, **ALL)
+    result = augment_batch(torch.from_numpy(np.array(split.images)), PixelTable.of(table))
+    expected = augment_on_host(split.images, *table.pixels).transpose(0, 3, 1, 2) / np.float32(255)
+    np.testing.assert_array_equal(result.numpy(), expected)
+
+
+@pytest.mark.filterwarnings("ignore::hip_kernels._library.ReferenceWarning")
+def test_the_fused_kernel_reads_the_same_table(split):
+    table = PixelTable.of(draw(split, **ALL))
+    images = torch.from_numpy(np.array(split.images))
+    kernel = hip_kernels.mosaic_augment(images, hip_kernels.AugmentTable(*table), (HEIGHT, WIDTH), fill=FILL)
+    torch.testing.assert_close(augment_reference(images, table), kernel, atol=1e-4, rtol=0)
 
 
 def test_the_hue_turns_and_the_gains_saturate():
@@ -134,6 +151,6 @@ def test_the_hue_turns_and_the_gains_saturate():
 
 def test_statistics_are_those_of_the_opencv_pipeline_over_many_draws(split):
     table = draw(split, batch=200, seed=3)
-    ours, theirs = on_device(split.images, table), augment_on_host(split.images, table)
+    ours, theirs = on_device(split.images, table), augment_on_host(split.images, *table.pixels)
     assert ours.mean(axis=(0, 1, 2)) == pytest.approx(theirs.mean(axis=(0, 1, 2)), abs=1.0)
     assert ours.std(axis=(0, 1, 2)) == pytest.approx(theirs.std(axis=(0, 1, 2)), abs=1.0)

@@ -152,11 +152,11 @@ def test_a_fixed_length_keeps_the_largest_boxes_and_counts_the_others(split):
 def test_gathered_images_hold_all_that_the_output_shows(split):
     """What the augmentation never reads may be anything: two buffers of different rubbish must give the same pixels."""
     table = draw(split, batch=16, **ALL)
-    expected = augment_on_host(split.images, table)
+    expected = augment_on_host(split.images, *table.pixels)
     for rubbish in (0, 255):
         out = np.full((table.tiles[..., 0].size, HEIGHT, WIDTH, 3), rubbish, np.uint8)
         gather(split.images, table, out)
-        np.testing.assert_array_equal(augment_on_host(out, table.local()), expected)
+        np.testing.assert_array_equal(augment_on_host(out, *table.local().pixels), expected)
 
 
 def test_only_about_one_image_a_sample_is_gathered(split):
