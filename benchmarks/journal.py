@@ -33,6 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hpcjobs.journal import open_storage
+from hpcjobs.journal_records import encode
 from hpcjobs.journal_server import serve
 from hpcjobs.paths import StudyPaths
 
@@ -247,29 +248,23 @@ def killed_holder(system: str, scratch: Path) -> float:
 
 
 def write_history(folder: Path, trials: int) -> None:
-    """A journal of finished trials as stock Optuna writes it: one parameter, five reports."""
+    """A journal of finished trials, one parameter and five reports each, which both storages read."""
     create_study(folder)
-    writer = "11111111-2222-3333-4444-555555555555-139988998486912"
-    distribution = json.dumps(
-        {"name": "FloatDistribution", "attributes": {"step": None, "low": 0, "high": 1, "log": False}}
-    )
+    floats = {"name": "FloatDistribution", "attributes": {"step": None, "low": 0, "high": 1, "log": False}}
     now = "2026-01-01T12:00:00.000000+00:00"
-    with (folder / "journal.log").open("a") as file:
+    value = np.random.default_rng(0).random
+    with (folder / "journal.log").open("ab") as file:
         for trial in range(trials):
+            param = {"param_name": "x", "param_value_internal": value(), "distribution": json.dumps(floats)}
             records: list[dict[str, Any]] = [
-                {"op_code": 4, "worker_id": writer, "study_id": 0, "datetime_start": now},
-                {"op_code": 5, "worker_id": writer, "trial_id": trial, "param_name": "x"}
-                | {"param_value_internal": 0.25, "distribution": distribution},
+                {"op_code": 4, "study_id": 0, "datetime_start": now},
+                {"op_code": 5, "trial_id": trial, **param},
+                *({"op_code": 7, "trial_id": trial, "step": s, "intermediate_value": value()} for s in range(REPORTS)),
+                {"op_code": 6, "trial_id": trial, "state": 1, "values": [value()], "datetime_complete": now},
             ]
-            for step in range(REPORTS):
-                records.append(
-                    {"op_code": 7, "worker_id": writer, "trial_id": trial, "step": step, "intermediate_value": 0.5}
-                )
-            records.append(
-                {"op_code": 6, "worker_id": writer, "trial_id": trial, "state": 1, "values": [0.5]}
-                | {"datetime_complete": now}
-            )
-            file.writelines(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
+            for number, record in enumerate(records):
+                head = {"op_code": record.pop("op_code"), "worker_id": "0123456789abcdef-139988998486912"}
+                file.write(encode({**head, **record}, 10 * trial + number))
 
 
 def opening(system: str, folder: Path) -> tuple[float, float]:

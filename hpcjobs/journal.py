@@ -14,22 +14,27 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from optuna.storages import JournalStorage
 from optuna.storages.journal._storage import JournalOperation
+from optuna.trial import TrialState
 
 from hpcjobs.journal_client import SOCKET_VARIABLE
 from hpcjobs.journal_file import FileBackend, StatusCallback, lock_for
 from hpcjobs.journal_lock import DEFAULT_DEADLINE_S
 from hpcjobs.journal_records import Damage
-from hpcjobs.journal_replay import Replay
+from hpcjobs.journal_replay import Replay, no_garbage_collection
 from hpcjobs.paths import StudyPaths
 
 # A report reads the journal at most this often: that is to tell a worker whose trial was taken from it.
 _REPORT_SYNC_S = 0.5
+
+# A snapshot is written by whoever replayed this much on opening, and by the worker that ends every so-many-th trial.
+_SNAPSHOT_AFTER_RECORDS = 5000
+_SNAPSHOT_EVERY_TRIALS = 1000
 
 
 def open_storage(
@@ -63,9 +68,13 @@ class StudyStorage(JournalStorage):
         self._thread_lock = threading.RLock()  # type: ignore[assignment]  # exclusive() calls the storage inside
         self._batch: list[dict[str, Any]] | None = None
         self._worker_id_prefix = _new_prefix()
-        self._replay_result: Replay = Replay(self._worker_id_prefix)
+        self._replay_result: Replay = backend.load_snapshot(self._worker_id_prefix) or Replay(self._worker_id_prefix)
         backend.repair_tail()
-        self._sync_with_backend()
+        known = self._replay_result.log_number_read
+        with no_garbage_collection():
+            self._sync_with_backend()
+        if self._replay_result.log_number_read > known + _SNAPSHOT_AFTER_RECORDS:
+            self.save_snapshot()
         _storages.add(self)
 
     def _sync_with_backend(self) -> None:
@@ -75,6 +84,17 @@ class StudyStorage(JournalStorage):
         self._synced_at = time.monotonic()
         if records:
             self._replay_result.apply_logs(records)
+
+    def save_snapshot(self) -> None:
+        """Keep what has been read, so that the next one to open the study need not replay it."""
+        with self._thread_lock:
+            self._file.save_snapshot(self._replay_result)
+
+    def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
+        done = super().set_trial_state_values(trial_id, state, values)
+        if state.is_finished() and (trial_id + 1) % _SNAPSHOT_EVERY_TRIALS == 0:
+            self.save_snapshot()
+        return done
 
     @property
     def damages(self) -> list[Damage]:

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from optuna.storages.journal import BaseJournalBackend
 
+from hpcjobs import journal_snapshot
 from hpcjobs.filesystem import lock_kind, mount_of, shares_unsynced_writes
 from hpcjobs.journal_client import JournalClient, ServerGoneError
 from hpcjobs.journal_lock import (
@@ -38,6 +39,7 @@ from hpcjobs.journal_lock import (
     status_of,
 )
 from hpcjobs.journal_records import Damage, Record, Report, damage, encode, find_damage, parse_lines
+from hpcjobs.journal_replay import Replay
 from hpcjobs.journal_soft_lock import SoftLock
 
 log = logging.getLogger(__name__)
@@ -109,6 +111,20 @@ class FileBackend(BaseJournalBackend):
         return self._inode[1]
 
     # Reading
+
+    def load_snapshot(self, worker_id_prefix: str) -> Replay | None:
+        """The state that a snapshot has kept; reading then goes on behind it."""
+        found = journal_snapshot.load(worker_id_prefix, self.path, self._descriptor)
+        if found is None:
+            return None
+        replay, self._read_end = found
+        start = max(0, self._read_end - _REMEMBERED)
+        self._last_read = os.pread(self._descriptor, self._read_end - start, start)
+        return replay
+
+    def save_snapshot(self, replay: Replay) -> None:
+        """Keep the state that all that was read so far leads to."""
+        journal_snapshot.save(replay, self.path, self._descriptor, self._read_end)
 
     def read_logs(self, log_number_from: int) -> Iterator[Record]:
         """Optuna's interface: the records from this number on."""

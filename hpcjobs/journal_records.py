@@ -114,7 +114,7 @@ Report = tuple[int, bytes]
 def parse_lines(data: bytes) -> list[Record | Report] | None:
     """The records of whole lines; None if any line is no record.
 
-    Reports, most of all records, are only recognised: they come as trial id and text, for ``parse_report``. All others
+    Reports, most of all records, are only recognised: they come as trial id and text, for ``parse_reports``. All others
     are parsed in one call, which is twice as quick as one for each.
     """
     lines = _LINE.findall(data)
@@ -129,7 +129,7 @@ def parse_lines(data: bytes) -> list[Record | Report] | None:
     return [(int(trial_id), text) if trial_id else next(following) for trial_id, text, _ in lines]
 
 
-def parse_report(text: bytes) -> tuple[int, float]:
-    """Step and value of a report."""
-    record = json.loads(b"{" + text)
-    return record["step"], record["intermediate_value"]
+def parse_reports(texts: list[bytes]) -> Iterator[tuple[int, float]]:
+    """Steps and values of reports."""
+    for record in json.loads(b"[{%b]" % b",{".join(texts)):
+        yield record["step"], record["intermediate_value"]
