@@ -38,6 +38,7 @@ class WorkerStatus:
     epoch_s: float | None = None
     finished: int = 0  # trials that this worker brought to an end
     restarts: int = 0
+    exit_code: int | None = None  # once the worker ends in order; srun does not always pass it on
     message: str = ""
 
 

@@ -22,6 +22,8 @@ from hpcjobs.study import open_study
 log = logging.getLogger("hpcjobs.worker")
 
 TICK_S = 0.5
+# Slurm may send the signal of --signal so much before the time that was asked for
+SLURM_EARLY_S = 65.0
 # hand back by force so long before the job ends, where the objective did not listen
 FORCE_BEFORE_END_S = 5.0
 
@@ -50,12 +52,12 @@ class Pulse:
         write_status(self._spec.status, self._status)
         self._thread.start()
 
-    def stop(self) -> None:
-        """End the thread; the last status says so."""
+    def stop(self, exit_code: int) -> None:
+        """End the thread; the last status tells the process's exit code."""
         self._ended.set()
         self._wake.set()
         self._thread.join()
-        self._status.state = "ended"
+        self._status.state, self._status.exit_code = "ended", exit_code
         write_status(self._spec.status, self._status)
 
     def wait(self, seconds: float) -> None:
@@ -89,6 +91,9 @@ class Pulse:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         # only plain assignments: a signal may come while a lock is held
+        left = self.seconds_left()
+        if number == signal.SIGUSR2 and left is not None and left < SLURM_EARLY_S:
+            return  # Slurm announces the time limit up to a minute early; the agent's clock is exact
         if self.reason is None:
             self.reason = f"signal {signal.Signals(number).name}"
         self._wake.set()

@@ -29,6 +29,10 @@ LONGEST_PAUSE_S = 10.0
 # a worker whose status has not changed for so long is taken for hung, and killed
 HUNG_S = 600.0
 STARTING_S = 300.0
+# a worker that outlives its srun gets so long without a sign of life
+ENDING_S = 10.0
+# stands for an srun that ended with 0 although its worker never said that it had
+CODE_LOST = 1
 
 
 @dataclass(frozen=True)
@@ -117,23 +121,41 @@ class Step:
         now = time.monotonic()
         if status != self.status:
             self.status, self._changed = status, now
-        allowed = STARTING_S if self.status is None else HUNG_S
-        if self.live and now - self._changed > allowed:
+        if self.live and now - self._changed > (allowed := self._longest_silence_s()):
             log.error("worker %d has not moved for %.0f s and is ended", self.index, allowed)
             self.kill()
+
+    def _longest_silence_s(self) -> float:
+        if self.status is None:
+            return STARTING_S
+        # srun can outlive its worker, if the step's own daemon has died
+        return HUNG_S if process_alive(self.status.pid, self.status.start) else ENDING_S
 
     def reap(self) -> Ending | None:
         """If the process has ended: how. The step's next state is decided with it."""
         if self._process is None or self._process.poll() is None:
             return None
+        self.look()
+        if self._is_ending_by_itself():
+            return None
         code = self._process.returncode
         self._process = None
-        self.look()
         # srun can die alone; nothing of its step may go on while the trial is given to another
         self._kill_worker_process()
+        if self.status is not None and self.status.exit_code is not None:
+            code = self.status.exit_code
+        elif code == EXIT_DONE:
+            code = CODE_LOST
         ending = Ending(self.index, self._spec.token, code, self._log)
         self._decide(ending)
         return ending
+
+    def _is_ending_by_itself(self) -> bool:
+        """srun has gone, and its worker was told to stop and still hands its trial back."""
+        status = self.status
+        if status is None or status.state != "stopping" or not process_alive(status.pid, status.start):
+            return False
+        return time.monotonic() - self._changed < ENDING_S
 
     def _decide(self, ending: Ending) -> None:
         finished = self.status.finished if self.status else 0

@@ -200,9 +200,18 @@ def work(spec: WorkerSpec) -> int:
     """Run the worker that ``spec`` describes; returns the exit code."""
     prepare_process(spec)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = open_study(StudyPaths(spec.folder))
     pulse = Pulse(spec)
     pulse.start()
-    study = open_study(StudyPaths(spec.folder))
+    code = 1
+    try:
+        code = _work(spec, study, pulse)
+    finally:
+        pulse.stop(code)
+    return code
+
+
+def _work(spec: WorkerSpec, study: OpenStudy, pulse: Pulse) -> int:
     try:
         objective = resolve_objective(study.file.study.objective, study.file.run.working_folder)
     except Exception:
@@ -211,10 +220,7 @@ def work(spec: WorkerSpec) -> int:
     if spec.cores and os.sched_getaffinity(0) != set(spec.cores):
         log.warning("importing the objective changed this process's cores; they are set again")
         os.sched_setaffinity(0, spec.cores)
-    try:
-        return Worker(spec, study, objective, pulse).run()
-    finally:
-        pulse.stop()
+    return Worker(spec, study, objective, pulse).run()
 
 
 def main(arguments: list[str] | None = None) -> int:
