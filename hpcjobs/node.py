@@ -20,6 +20,7 @@ from types import FrameType
 import optuna
 
 from hpcjobs.budget import count
+from hpcjobs.cores import allowed_cpus
 from hpcjobs.devices import find_gpus, places
 from hpcjobs.errors import run_entry
 from hpcjobs.failures import EXIT_DEVICE_FAULT, EXIT_HANDED_BACK, EXIT_UNUSABLE
@@ -42,7 +43,7 @@ from hpcjobs.study import OpenStudy, open_study
 
 log = logging.getLogger("hpcjobs.node")
 
-EXIT_WRONG_MODE = 3
+EXIT_UNFIT = 3
 EXIT_NO_WORKER = 4
 TICK_S = 0.2
 START_PAUSE_S = 0.05
@@ -53,8 +54,8 @@ GRACE_S = 20.0
 HANDED_BACK_PAUSE_S = 30.0
 
 
-class WrongModeError(RuntimeError):
-    """The node's GPUs are not in the mode that the study asks for."""
+class UnfitNodeError(RuntimeError):
+    """The node is not what the study asks for: its GPUs are in another mode, or there are none."""
 
 
 class NodeAgent:
@@ -75,16 +76,9 @@ class NodeAgent:
         self._signal: str | None = None
         self._asked_end = -ASK_END_S
         self._last_beat = -BEAT_S
-        self.report = NodeReport(
-            element=job.element,
-            agent=token,
-            host=socket.gethostname(),
-            node=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
-            pid=os.getpid(),
-            start=process_start(os.getpid()) or "",
-            mode=plan.mode,
-            gpus=len({step.report().device for step in steps} - {""}),
-        )
+        self.report = new_report(job, token)
+        self.report.mode = plan.mode
+        self.report.gpus = len({step.report().device for step in steps} - {""})
 
     def run(self) -> int:
         """Returns the exit code: 0, or 4 if no worker could go on although there is work."""
@@ -216,15 +210,27 @@ class NodeAgent:
             return False
 
 
+def new_report(job: Job, token: str) -> NodeReport:
+    """The file of this node, as long as nothing is known but who writes it."""
+    return NodeReport(
+        element=job.element,
+        agent=token,
+        host=socket.gethostname(),
+        node=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
+        pid=os.getpid(),
+        start=process_start(os.getpid()) or "",
+    )
+
+
 def check_mode(plan: Plan) -> None:
-    """Raises WrongModeError if the node is not in the mode that the study asks for."""
+    """Raises UnfitNodeError if the node is not in the mode that the study asks for."""
     if plan.mode is None:
         return
     from hpcjobs import partition
 
     found = partition.current_mode()
     if found != plan.mode:
-        raise WrongModeError(
+        raise UnfitNodeError(
             f"{socket.gethostname()}: the GPUs are in mode {found or 'unknown'}, the study asks for {plan.mode}. "
             "No trial was begun. Did the prolog set the mode? Look at its log on the node, or submit without --mode."
         )
@@ -234,13 +240,21 @@ def make_steps(study: OpenStudy, plan: Plan, job: Job, node_folder: Path, token:
     """One step per place of this node."""
     vendor = plan.cluster.gpu_vendor if plan.cluster else None
     gpus = find_gpus(vendor)
-    found = places(plan, gpus, sorted(os.sched_getaffinity(0)))
-    expected = plan.workers_per_node
-    if plan.workers_by_devices and plan.cluster and vendor != "none" and len(gpus) != expected:
-        log.warning("%d logical GPUs were found where %d were expected", len(gpus), expected)
+    found = places(plan, gpus, allowed_cpus())
+    if plan.cluster and plan.cluster.gpus_per_node and vendor != "none":
+        if not gpus:
+            raise UnfitNodeError(
+                f"{socket.gethostname()}: no GPU was found, the profile {plan.cluster.name} says that a node has "
+                f"{plan.cluster.gpus_per_node}. No trial was begun. Look at: python -m hpcjobs.partition show"
+            )
+        if plan.workers_by_devices and len(gpus) != plan.workers_per_node:
+            log.warning("%d logical GPUs were found where %d were expected", len(gpus), plan.workers_per_node)
     steps = []
     for worker, place in enumerate(found):
-        environment = {"OMP_NUM_THREADS": str(max(1, len(place.cores))), **plan.environment, **place.environment}
+        # the threads of the cores that are really there, unless the site's profile says otherwise
+        threads = {"OMP_NUM_THREADS": str(max(1, len(place.cores)))}
+        own = plan.cluster.environment if plan.cluster else {}
+        environment = {**plan.environment, **threads, **own, **place.environment}
         if place.device:
             # several processes on one MIOpen database damage it
             cache = str(node_folder / f"miopen_{worker:03d}")
@@ -307,9 +321,12 @@ def run_node(folder: str, environment: dict[str, str | None] | None = None) -> i
     with logging_to(paths.node_log(job.element)):
         try:
             code = _run(paths, job, node_folder, token)
-        except WrongModeError as error:
+        except UnfitNodeError as error:
             log.error("%s", error)
-            code = EXIT_WRONG_MODE
+            report = new_report(job, token)
+            report.state, report.message = "ended", str(error)
+            report.write(paths)
+            code = EXIT_UNFIT
         finally:
             shutil.rmtree(node_folder, ignore_errors=True)
     if code:

@@ -150,5 +150,7 @@ rocm={at.rocm}
 default_mode=spx
 allowed_modes="spx dpx qpx cpx"
 gpus={GPUS_PER_NODE}
+patience_s=10
+limit_s=30
 log={at.mode_log}
 """

@@ -217,6 +217,7 @@ class Cluster:
         (at.etc / "slurmdbd.conf").write_text(configuration.slurmdbd_conf(at))
         (at.etc / "slurmdbd.conf").chmod(0o600)
         (at.etc / "partition-mode.conf").write_text(configuration.partition_mode_conf(at, sys.executable))
+        shutil.copy(SITE_FILES / "partition-mode.sh", at.etc)
         for name in ("prolog.d", "epilog.d"):
             shutil.copytree(SITE_FILES / name, at.etc / name, dirs_exist_ok=True)
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from hpcjobs.budget import count
-from hpcjobs.devices import Gpu, places
+from hpcjobs.cores import Cpu
+from hpcjobs.devices import places
 from hpcjobs.heartbeat import NodeReport, read_nodes
 from hpcjobs.job import Job
 from hpcjobs.launch import request_cancel
+from hpcjobs.logical_gpu import LogicalGpu
 from hpcjobs.plan import Plan, make_plan
 from hpcjobs.slurm_control import parse_time_left
 
@@ -124,34 +127,37 @@ def plan_for(studies: Any, **change: Any) -> Plan:
     return dataclasses.replace(make_plan(studies.create("quadratic").file, local_cores=8), **change)
 
 
-def gpus(count: int, cores_each: int = 0) -> list[Gpu]:
+def gpus(count: int, numa_nodes: Sequence[int] = (0,)) -> list[LogicalGpu]:
     return [
-        Gpu(f"GPU {i}", "ROCR_VISIBLE_DEVICES", str(i), tuple(range(i * cores_each, (i + 1) * cores_each)))
+        LogicalGpu(i, i, 0, "", f"GPU-{i}", ("ROCR_VISIBLE_DEVICES", str(i)), numa_nodes[i % len(numa_nodes)])
         for i in range(count)
     ]
 
 
+def cpus(count: int, numa_nodes: int = 1) -> list[Cpu]:
+    return [Cpu(i, (0, i), i * numa_nodes // count) for i in range(count)]
+
+
 def test_each_worker_gets_one_device_and_its_own_cores(studies: Any) -> None:
-    found = places(plan_for(studies, workers_by_devices=True), gpus(63), range(128))
+    found = places(plan_for(studies, workers_by_devices=True), gpus(63), cpus(128))
     assert [place.environment for place in found] == [{"ROCR_VISIBLE_DEVICES": str(i)} for i in range(63)]
     cores = [core for place in found for core in place.cores]
     assert len(cores) == len(set(cores)) == 126
 
 
 def test_cores_beside_the_device_are_preferred(studies: Any) -> None:
-    near = [Gpu("GPU 0", "R", "0", (4, 5, 6, 7)), Gpu("GPU 1", "R", "1", (0, 1, 2, 3))]
-    found = places(plan_for(studies, workers_by_devices=True), near, range(8))
+    found = places(plan_for(studies, workers_by_devices=True), gpus(2, numa_nodes=(1, 0)), cpus(8, numa_nodes=2))
     assert [place.cores for place in found] == [(4, 5, 6, 7), (0, 1, 2, 3)]
 
 
 def test_workers_share_devices_only_when_there_are_more_of_them(studies: Any) -> None:
-    found = places(plan_for(studies, workers_by_devices=False, workers_per_node=4), gpus(2), range(2))
+    found = places(plan_for(studies, workers_by_devices=False, workers_per_node=4), gpus(2), cpus(2))
     assert [place.device for place in found] == ["GPU 0", "GPU 1", "GPU 0", "GPU 1"]
     assert all(place.cores == (0, 1) for place in found)
 
 
 def test_a_node_without_devices_runs_the_planned_number_of_workers(studies: Any) -> None:
-    found = places(plan_for(studies, workers_by_devices=True, workers_per_node=3), [], range(7))
+    found = places(plan_for(studies, workers_by_devices=True, workers_per_node=3), [], cpus(7))
     assert [(place.device, place.cores) for place in found] == [("", (0, 1)), ("", (2, 3)), ("", (4, 5))]
 
 
