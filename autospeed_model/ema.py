@@ -24,13 +24,25 @@ class WeightAverage(Generic[Network]):
         self.updates = 0
         self._averages, self._averages_exact = _tensors(self.network)
         self._values, self._values_exact = _tensors(network)
+        # In device memory, so that a captured graph follows it.
+        self._weight = torch.zeros((), device=self._averages[0].device)
 
-    @torch.no_grad()
     def update(self) -> None:
         """Move the average towards the network by one update: a few launches, whatever the number of tensors."""
+        self.count_update()
+        self.follow()
+
+    def count_update(self) -> None:
+        """The host's half of :meth:`update`: how much the next :meth:`follow` weighs."""
         self.updates += 1
-        decay = DECAY * (1 - math.exp(-self.updates / RAMP_UPDATES))
-        torch._foreach_lerp_(self._averages, self._values, 1 - decay)
+        self._weight.fill_(1 - DECAY * (1 - math.exp(-self.updates / RAMP_UPDATES)))
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """The device's half of :meth:`update`."""
+        difference = torch._foreach_sub(self._values, self._averages)
+        torch._foreach_mul_(difference, self._weight)
+        torch._foreach_add_(self._averages, difference)
         torch._foreach_copy_(self._averages_exact, self._values_exact)
 
 

@@ -13,6 +13,7 @@ from autospeed_model.errors import UserError
 
 SIZES = ("n", "s", "m", "l", "x")
 PRECISIONS = ("fp32", "bf16", "fp16")
+SWITCH = ("auto", "always", "never")
 
 
 def _number(default: float, low: float, high: float, help_text: str) -> Any:
@@ -83,11 +84,13 @@ class TrainingOptions:
 
 @dataclass(frozen=True)
 class RuntimeOptions:
-    """How a network is run: what changes its speed, and its results only by rounding."""
+    """How a network is run: what changes its speed, and its results only by rounding. ``auto`` is what is fastest."""
 
-    precision: str = _choice("fp32", PRECISIONS, "number format of the network's operations; weights stay float32")
-    channels_last: bool = field(default=False, metadata={"help": "keep activations in NHWC order"})
-    compile: bool = field(default=False, metadata={"help": "compile the network, and the loss with it"})
+    precision: str = _choice("auto", ("auto", *PRECISIONS), "number format; weights stay float32; auto: bf16 on a GPU")
+    channels_last: str = _choice("auto", SWITCH, "keep activations in NHWC order; auto: on a GPU")
+    compile: str = _choice("auto", SWITCH, "compile the network, and the loss with it; auto: on a GPU")
+    graphs: str = _choice("auto", SWITCH, "launch a step as a CUDA or HIP graph; auto: on a GPU")
+    images: str = _choice("auto", ("auto", "device", "host"), "where the images lie; auto: the GPU, if they fit well")
 
     def __post_init__(self) -> None:
         _check_fields(self)
@@ -141,13 +144,9 @@ def _build(kind: type[Options], values: Mapping[str, Any], where: str) -> Option
 def _convert(entry: dataclasses.Field[Any], value: Any) -> Any:
     """Take a whole float for an int, an int for a float and, since YAML 1.1 reads ``1e-6`` as text, numbers as text."""
     wanted: Any = type(entry.default)
-    if wanted is str or (isinstance(value, wanted) and not (wanted is int and isinstance(value, bool))):
+    if wanted is str or (isinstance(value, wanted) and not isinstance(value, bool)):
         return value
     message = f"{entry.name} is {value!r}: {_allowed(entry)}"
-    if wanted is bool:
-        if str(value).lower() not in ("true", "false"):
-            raise UserError(message)
-        return str(value).lower() == "true"
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise UserError(message)
     try:
@@ -166,8 +165,6 @@ def _check_fields(instance: Hyperparameters | TrainingOptions | RuntimeOptions) 
         value = getattr(instance, entry.name)
         if "choices" in entry.metadata:
             valid = value in entry.metadata["choices"]
-        elif "min" not in entry.metadata:
-            continue
         else:
             valid = math.isfinite(value) and entry.metadata["min"] <= value <= entry.metadata["max"]
         if not valid:
@@ -177,8 +174,6 @@ def _check_fields(instance: Hyperparameters | TrainingOptions | RuntimeOptions) 
 def _allowed(entry: dataclasses.Field[Any]) -> str:
     if "choices" in entry.metadata:
         return f"allowed are {', '.join(entry.metadata['choices'])}"
-    if isinstance(entry.default, bool):
-        return "allowed are true and false"
     kind = "a whole number" if isinstance(entry.default, int) else "a number"
     return f"allowed is {kind} from {entry.metadata['min']:g} to {entry.metadata['max']:g}"
 

@@ -106,7 +106,10 @@ class Context(nn.Module):
 
 
 class SPPF(nn.Module):
-    """Spatial pyramid pooling: three chained 5x5 max pools see windows of 5, 9 and 13 cells."""
+    """Spatial pyramid pooling: three chained 5x5 max pools see windows of 5, 9 and 13 cells.
+
+    Each pools columns, then rows, which finds the same maxima in 10 comparisons instead of 25.
+    """
 
     def __init__(self, channels: int, out: int) -> None:
         super().__init__()
@@ -116,7 +119,8 @@ class SPPF(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         pieces = [self.enter(x)]
         for _ in range(3):
-            pieces.append(F.max_pool2d(pieces[-1], kernel_size=5, stride=1, padding=2))
+            columns = F.max_pool2d(pieces[-1], kernel_size=(5, 1), stride=1, padding=(2, 0))
+            pieces.append(F.max_pool2d(columns, kernel_size=(1, 5), stride=1, padding=(0, 2)))
         out: Tensor = self.leave(torch.cat(pieces, dim=1))
         return out
 
@@ -141,6 +145,13 @@ class Attention(nn.Module):
         mixed = (value @ weights.transpose(-2, -1)).reshape(batch, channels, height, width)
         out: Tensor = self.project(mixed + self.position(value.reshape(batch, channels, height, width)))
         return out
+
+
+def upsample(x: Tensor) -> Tensor:
+    """Nearest upsampling, (B, C, H, W) -> (B, C, 2H, 2W), whose gradient is a plain sum instead of a scattered one."""
+    batch, channels, height, width = x.shape
+    wide = x[:, :, :, None, :, None].expand(batch, channels, height, 2, width, 2)
+    return wide.reshape(batch, channels, 2 * height, 2 * width)
 
 
 class C2PSA(nn.Module):

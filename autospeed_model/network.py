@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from autospeed_model.errors import UserError
-from autospeed_model.layers import C2PSA, C3K2, SPPF, Context, Conv
+from autospeed_model.layers import C2PSA, C3K2, SPPF, Context, Conv, upsample
 
 BINS = 16  # of the distribution over a side's distance, in cells
 STRIDES = (8, 16, 32)
@@ -63,7 +63,6 @@ class Neck(nn.Module):
     def __init__(self, size: Size) -> None:
         super().__init__()
         _, _, _, w3, w4, w5 = size.widths
-        self.upsample = nn.Upsample(scale_factor=2)
         self.h1 = C3K2(w4 + w5, w4, size.depth, size.csp_upper)
         self.h2 = C3K2(w4 + w4, w3, size.depth, size.csp_upper)
         self.h3 = Conv(w3, w3, 3, 2)
@@ -73,8 +72,8 @@ class Neck(nn.Module):
 
     def forward(self, maps: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         p3, p4, p5 = maps
-        middle = self.h1(torch.cat((self.upsample(p5), p4), dim=1))
-        fine = self.h2(torch.cat((self.upsample(middle), p3), dim=1))
+        middle = self.h1(torch.cat((upsample(p5), p4), dim=1))
+        fine = self.h2(torch.cat((upsample(middle), p3), dim=1))
         middle = self.h4(torch.cat((self.h3(fine), middle), dim=1))
         coarse = self.h6(torch.cat((self.h5(middle), p5), dim=1))
         return fine, middle, coarse

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from autospeed_model.hyperparameters import Hyperparameters
 
@@ -28,16 +30,32 @@ def make_optimiser(network: nn.Module, hyperparameters: Hyperparameters, batch_s
             (decayed if plain else others).append(parameter)
     decay = hyperparameters.weight_decay * batch_size * accumulated_steps(batch_size) / NOMINAL_IMAGES
     on_gpu = decayed[0].is_cuda
-    return torch.optim.SGD(
+    optimiser = torch.optim.SGD(
         [{"params": decayed, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}],
-        lr=hyperparameters.min_lr,
+        # In device memory, so that a captured graph follows it; the host's implementation wants a number.
+        lr=torch.tensor(hyperparameters.min_lr, device=decayed[0].device) if on_gpu else hyperparameters.min_lr,
         momentum=hyperparameters.momentum,
         nesterov=hyperparameters.momentum > 0,  # PyTorch refuses Nesterov without momentum
         fused=on_gpu,
         foreach=not on_gpu,
     )
+    if hyperparameters.momentum > 0:
+        # From zeros the first update is like any other, and a graph may capture it.
+        for parameter in (*decayed, *others):
+            optimiser.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimiser
 
 
 def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
     for group in optimiser.param_groups:
-        group["lr"] = rate
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+def restore_momentum(optimiser: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Take the state of ``state_dict()`` and nothing else: how the update is computed may differ from machine to
+    machine, and the hyper-parameters are the training's own."""
+    groups = optimiser.state_dict()["param_groups"]
+    optimiser.load_state_dict({"state": state, "param_groups": groups})

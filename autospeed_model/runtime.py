@@ -18,22 +18,58 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
-class Runtime(RuntimeOptions):
-    """How and where. ``device`` is a PyTorch device; AMD GPUs are ``cuda`` devices there, too."""
+class Runtime:
+    """How and where, decided. ``device`` is a PyTorch device; AMD GPUs are ``cuda`` devices there, too."""
 
     device: str = "cpu"
+    precision: str = "fp32"
+    channels_last: bool = False
+    compile: bool = False
+    graphs: bool = False
+    images: str = "auto"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        kind = self.device.partition(":")[0]
-        if kind not in ("cpu", "cuda"):
+        if self.precision not in PRECISIONS:
+            raise UserError(f"precision is {self.precision!r}; allowed are {', '.join(PRECISIONS)}")
+        if self.kind not in ("cpu", "cuda"):
             raise UserError(f"device is {self.device!r}; allowed are cpu, cuda and cuda:N (AMD GPUs are cuda, too)")
-        if kind == "cuda" and not torch.cuda.is_available():
+        if self.on_gpu and not torch.cuda.is_available():
             raise UserError(f"device is {self.device!r}, but this PyTorch ({torch.__version__}) sees no GPU")
+        if not self.on_gpu and (self.graphs or self.images == "device"):
+            raise UserError(f"device is {self.device!r}; graphs and images on the device need a GPU")
+
+    @classmethod
+    def of(cls, options: RuntimeOptions, device: str) -> Runtime:
+        """Decide what ``options`` leave open.
+
+        :raises UserError: for a device that is not there, or options that it cannot do.
+        """
+        on_gpu = device.startswith("cuda")
+
+        def decide(switch: str) -> bool:
+            return on_gpu if switch == "auto" else switch == "always"
+
+        return cls(
+            device=device,
+            precision=("bf16" if on_gpu else "fp32") if options.precision == "auto" else options.precision,
+            channels_last=decide(options.channels_last),
+            compile=decide(options.compile),
+            graphs=decide(options.graphs),
+            images=options.images,
+        )
+
+    @property
+    def kind(self) -> str:
+        return self.device.partition(":")[0]
 
     @property
     def on_gpu(self) -> bool:
-        return self.device.startswith("cuda")
+        return self.kind == "cuda"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the activations; weights are float32 always."""
+        return DTYPES[self.precision]
 
     @property
     def memory_format(self) -> torch.memory_format:
@@ -46,18 +82,23 @@ class Runtime(RuntimeOptions):
 
     def autocast(self) -> AbstractContextManager[object]:
         """The context in which the network runs in the chosen precision."""
-        kind = self.device.partition(":")[0]
-        return torch.autocast(kind, dtype=DTYPES[self.precision], enabled=self.precision != "fp32")
+        return torch.autocast(self.kind, dtype=self.dtype, enabled=self.precision != "fp32")
+
+    def wait(self) -> None:
+        """Let this thread sleep until the device has done what it was given. A plain synchronisation would spin."""
+        if self.on_gpu:
+            done = torch.cuda.Event(blocking=True)
+            done.record()
+            done.synchronize()
 
 
 def add_runtime_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments that override a configuration's :class:`RuntimeOptions`, where they are given."""
     group = parser.add_argument_group("how to run")
     group.add_argument("--device", help="cpu, cuda or cuda:N (default: cuda if there is a GPU)")
-    group.add_argument("--precision", choices=PRECISIONS, help="fp32 (default), bf16 or fp16")
-    switch = argparse.BooleanOptionalAction
-    group.add_argument("--channels-last", action=switch, default=None, help="keep activations in NHWC order")
-    group.add_argument("--compile", action=switch, default=None, help="compile the network, and the loss with it")
+    for entry in dataclasses.fields(RuntimeOptions):
+        name = f"--{entry.name.replace('_', '-')}"
+        group.add_argument(name, choices=entry.metadata["choices"], help=f"{entry.metadata['help']} (default: auto)")
 
 
 def runtime_from(given: argparse.Namespace, options: RuntimeOptions) -> Runtime:
@@ -65,6 +106,7 @@ def runtime_from(given: argparse.Namespace, options: RuntimeOptions) -> Runtime:
 
     :raises UserError: for a device that is not there.
     """
-    values = dataclasses.asdict(options)
-    values.update({name: value for name in values if (value := getattr(given, name)) is not None})
-    return Runtime(device=given.device or ("cuda" if torch.cuda.is_available() else "cpu"), **values)
+    values = {entry.name: getattr(given, entry.name) for entry in dataclasses.fields(RuntimeOptions)}
+    chosen = {name: value for name, value in values.items() if value is not None}
+    device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return Runtime.of(dataclasses.replace(options, **chosen), device)

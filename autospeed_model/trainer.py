@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from autospeed_model import checkpoint
 from autospeed_model.batches import TrainingBatches
@@ -22,16 +21,15 @@ from autospeed_model.hyperparameters import Hyperparameters, TrainingOptions
 from autospeed_model.loss import DetectionLoss
 from autospeed_model.metrics import Figures
 from autospeed_model.network import AutoSpeed
-from autospeed_model.optimiser import accumulated_steps, make_optimiser, set_learning_rate
+from autospeed_model.optimiser import accumulated_steps, make_optimiser, restore_momentum
 from autospeed_model.packed import CLASSES, PackedSplit
 from autospeed_model.runtime import Runtime
 from autospeed_model.schedule import LinearSchedule
+from autospeed_model.step import TrainingStep
 
 LOSSES = ("box_loss", "cls_loss", "dfl_loss")
 # Steps between two looks at the loss, each of which waits for the device.
 CHECK_STEPS = 20
-# Where fp16's loss scale starts: PyTorch's own 65536 costs a short training its first updates.
-FP16_SCALE = 1024.0
 
 Record = dict[str, float]
 
@@ -72,9 +70,7 @@ class Trainer:
         self.average = WeightAverage(self.network)
         self.loss = DetectionLoss(train.height, train.width, hyperparameters).to(runtime.device)
         self.optimiser = make_optimiser(self.network, hyperparameters, self.batch_size)
-        self.scaler = torch.amp.GradScaler(
-            runtime.device.partition(":")[0], init_scale=FP16_SCALE, enabled=runtime.precision == "fp16"
-        )
+        self.training_step = TrainingStep(self.network, self.loss, self.optimiser, self.average, runtime)
         self.accumulated = accumulated_steps(self.batch_size)
         self.schedule = LinearSchedule(
             hyperparameters.min_lr,
@@ -82,11 +78,9 @@ class Trainer:
             hyperparameters.warmup_epochs * self.steps_per_epoch,
             options.epochs * self.steps_per_epoch,
         )
-        self.losses = torch.compile(self._losses, dynamic=False) if runtime.compile else self._losses
         self.epoch = 0  # epochs that are finished, evaluation included
         self.step = 0  # steps of the current epoch that are finished
         self.seconds = 0.0  # spent in them
-        self.sums = torch.zeros(len(LOSSES), device=runtime.device)  # of their losses
         self.history: list[Record] = []
 
     @property
@@ -110,44 +104,24 @@ class Trainer:
                 callback.on_epoch(self, self.history[-1])
         return self.history[-1]
 
-    def _losses(self, images: Tensor, boxes: Tensor, real: Tensor) -> Tensor:
-        """Forward pass and loss, a pure function of tensors: (B, 3, H, W), (B, M, 5), (B, M) -> (3,)."""
-        with self.runtime.autocast():
-            maps = self.network(images)
-        losses: Tensor = self.loss(maps, boxes, real)
-        return losses
-
-    def accumulate(self, images: Tensor, boxes: Tensor, real: Tensor) -> None:
-        """Add the gradients of one batch, without waiting for the device."""
-        losses = self.losses(images.contiguous(memory_format=self.runtime.memory_format), boxes, real)
-        self.scaler.scale(losses.sum() * len(images)).backward()
-        self.sums += losses.detach()
-
-    def update(self, rate: float) -> None:
-        """Change the weights by the gathered gradients and let their average follow."""
-        set_learning_rate(self.optimiser, rate)
-        self.scaler.step(self.optimiser)
-        self.scaler.update()
-        self.optimiser.zero_grad(set_to_none=True)
-        self.average.update()
-
     def _train_epoch(self, callbacks: tuple[Callback, ...]) -> None:
         self.network.train()
         started = time.monotonic() - self.seconds
         for step, batch in self.batches.of_epoch(self.epoch, self.step):
-            self.accumulate(*batch)
+            self.training_step.accumulate(*batch)
             done = step + 1
             if done % CHECK_STEPS == 0 or done == self.steps_per_epoch:
                 self._check_finite(done)
             if done % self.accumulated and done < self.steps_per_epoch:
                 continue
-            self.update(self.schedule.at(self.epoch * self.steps_per_epoch + step))
+            self.training_step.update(self.schedule.at(self.epoch * self.steps_per_epoch + step))
             self.step, self.seconds = done, time.monotonic() - started
             for callback in callbacks:
                 callback.on_update(self)
 
     def _check_finite(self, done: int) -> None:
-        sums = self.sums.tolist()
+        self.runtime.wait()
+        sums = self.training_step.sums.tolist()
         if not all(abs(value) < float("inf") for value in sums):
             means = ", ".join(f"{name} {value / done:g}" for name, value in zip(LOSSES, sums, strict=True))
             raise DivergedError(f"epoch {self.epoch + 1}, step {done}: the loss is not finite ({means})")
@@ -162,7 +136,7 @@ class Trainer:
     def _finish_epoch(self, figures: Figures) -> None:
         steps = self.steps_per_epoch
         self.epoch += 1
-        means = [value / steps for value in self.sums.tolist()]
+        means = [value / steps for value in self.training_step.sums.tolist()]
         self.history.append(
             {
                 "epoch": self.epoch,
@@ -174,7 +148,7 @@ class Trainer:
             }
         )
         self.step, self.seconds = 0, 0.0
-        self.sums.zero_()
+        self.training_step.sums.zero_()
 
     def save(self, path: Path) -> None:
         """Write everything a later :meth:`restore` needs. Call it from a callback: between updates nothing is pending.
@@ -190,12 +164,12 @@ class Trainer:
             "weights": self.network.state_dict(),
             "average": self.average.network.state_dict(),
             "updates": self.average.updates,
-            "optimiser": self.optimiser.state_dict(),
-            "scaler": self.scaler.state_dict(),
+            "momentum": self.optimiser.state_dict()["state"],
+            "scaler": self.training_step.scaler.state_dict(),
             "epoch": self.epoch,
             "step": self.step,
             "seconds": self.seconds,
-            "sums": self.sums,
+            "sums": self.training_step.sums,
             "history": self.history,
         }
         checkpoint.save(path, checkpoint.TRAINING, content)
@@ -230,10 +204,11 @@ class Trainer:
         self.network.load_state_dict(content["weights"])
         self.average.network.load_state_dict(content["average"])
         self.average.updates = content["updates"]
-        self.optimiser.load_state_dict(content["optimiser"])
-        if content["scaler"] and self.scaler.is_enabled():
-            self.scaler.load_state_dict(content["scaler"])
-        self.sums.copy_(content["sums"])
+        restore_momentum(self.optimiser, content["momentum"])
+        self.training_step.reset()
+        if content["scaler"] and self.training_step.scaler.is_enabled():
+            self.training_step.scaler.load_state_dict(content["scaler"])
+        self.training_step.sums.copy_(content["sums"])
         self.epoch, self.step, self.seconds = content["epoch"], content["step"], content["seconds"]
         self.history = content["history"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from pathlib import Path
 
@@ -21,7 +20,7 @@ def run_trial(
 ) -> float:
     """Train, or go on training, on the dataset in ``folder``; returns the last epoch's mAP."""
     data = PackedDataset(folder)
-    where = Runtime(device=context.device, **dataclasses.asdict(runtime))
+    where = Runtime.of(runtime, context.device)
     trainer = Trainer(data.split("train"), data.split("tune_val"), hyperparameters, options, where)
     if context.checkpoint.exists():
         trainer.restore(context.checkpoint)

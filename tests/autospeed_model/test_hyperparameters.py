@@ -19,12 +19,12 @@ def test_without_values_everything_has_its_default() -> None:
 
 
 def test_values_find_their_place_and_their_type() -> None:
-    values = {"min_lr": "1e-6", "warmup_epochs": 2.0, "box": 5, "size": "s", "epochs": "3", "compile": "true"}
+    values = {"min_lr": "1e-6", "warmup_epochs": 2.0, "box": 5, "size": "s", "epochs": "3", "compile": "never"}
     hyperparameters, options, runtime = from_flat_mapping(values, "here")
     assert hyperparameters.min_lr == 1e-6
     assert hyperparameters.warmup_epochs == 2 and isinstance(hyperparameters.warmup_epochs, int)
     assert isinstance(hyperparameters.box, float)
-    assert (options.size, options.epochs, runtime.compile) == ("s", 3, True)
+    assert (options.size, options.epochs, runtime.compile) == ("s", 3, "never")
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ def test_values_find_their_place_and_their_type() -> None:
         ({"batch_size": True}, "batch_size is True"),
         ({"momentum": 1.5}, "momentum is 1.5: allowed is a number from 0 to 0.9999"),
         ({"size": "xl"}, "size is 'xl': allowed are n, s, m, l, x"),
-        ({"precision": "fp8"}, "precision is 'fp8': allowed are fp32, bf16, fp16"),
-        ({"compile": "perhaps"}, "compile is 'perhaps': allowed are true and false"),
+        ({"precision": "fp8"}, "precision is 'fp8': allowed are auto, fp32, bf16, fp16"),
+        ({"compile": "perhaps"}, "compile is 'perhaps': allowed are auto, always, never"),
     ],
 )
 def test_a_mistake_is_told_with_its_place_and_what_is_allowed(values: dict[str, Any], message: str) -> None:
