@@ -110,6 +110,8 @@ def lock_kind(journal: Path) -> LockKind:
                 raise ValueError(f"{record}: lock is {kind!r}, allowed are kernel and soft")
             return kind  # type: ignore[no-any-return]
         except FileNotFoundError:
+            if not os.access(journal.parent, os.W_OK):
+                return "kernel"  # one who may only read never takes it
             kind, reason = choose_lock(mount_of(journal.parent), _between_processes(journal.parent, _try_flock))
             decide_lock(journal, kind, reason)
         except json.JSONDecodeError:  # another process is just writing it

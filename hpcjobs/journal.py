@@ -77,6 +77,10 @@ class StudyStorage(JournalStorage):
             self.save_snapshot()
         _storages.add(self)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Opened anew where it arrives."""
+        return open_storage, (StudyPaths(self._file.path.parent),)
+
     def _sync_with_backend(self) -> None:
         restarted, records = self._file.read_new()
         if restarted:

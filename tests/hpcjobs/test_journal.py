@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 from pathlib import Path
 
 import optuna
 import pytest
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from hpcjobs.journal import StudyStorage, open_storage
+from hpcjobs.journal_lock import JournalTimeoutError
 from hpcjobs.paths import StudyPaths
 
 CASES = Path(__file__).parent / "cases" / "journal"
@@ -114,3 +117,104 @@ def test_batch_is_one_append(tmp_path: Path) -> None:
         before = (tmp_path / "journal.log").stat().st_size
     assert (tmp_path / "journal.log").read_bytes()[before:].count(b"\n") == 2
     assert set(stock_study(tmp_path).trials[0].params) == {"x", "n"}
+
+
+def test_record_of_stock_optuna_between_ours_is_read(tmp_path: Path) -> None:
+    study = optuna.create_study(study_name="s", storage=open_storage(StudyPaths(tmp_path)))
+    study.tell(study.ask(), 1.0)
+    other = stock_study(tmp_path)
+    other.tell(other.ask(), 2.0)
+    study.tell(study.ask(), 3.0)
+    assert [trial.value for trial in study.trials] == [trial.value for trial in other.trials] == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("name", ["with space", 'it\'s "quoted"', "accents é ü", "%s {x} $HOME"])
+def test_folder_with_a_nasty_name(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    study = optuna.create_study(study_name="s", storage=open_storage(StudyPaths(folder)))
+    study.tell(study.ask(), 1.0)
+    assert stock_study(folder).best_value == 1.0
+
+
+def test_relative_folder_outlives_a_change_of_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "study").mkdir()
+    monkeypatch.chdir(tmp_path)
+    study = optuna.create_study(study_name="s", storage=open_storage(StudyPaths(Path("study"))))
+    monkeypatch.chdir("/")
+    study.tell(study.ask(), 1.0)
+    assert stock_study(tmp_path / "study").best_value == 1.0
+
+
+def test_folder_and_link_to_it_share_one_lock(tmp_path: Path) -> None:
+    (tmp_path / "study").mkdir()
+    (tmp_path / "link").symlink_to("study")
+    direct = open_storage(StudyPaths(tmp_path / "study"))
+    linked = open_storage(StudyPaths(tmp_path / "link"), deadline_s=0.1)
+    optuna.create_study(study_name="s", storage=direct)
+    with direct.exclusive(), pytest.raises(JournalTimeoutError):
+        optuna.load_study(study_name="s", storage=linked).ask()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user, which needs root")
+@pytest.mark.parametrize("case", ["complete_4_running_1.log", "torn_line_joined_with_next.log", "torn_last_line.log"])
+def test_person_who_may_only_read_sees_the_same_trials(case: str, tmp_path: Path) -> None:
+    shutil.copy(CASES / case, tmp_path / "journal.log")
+    before = (tmp_path / "journal.log").read_bytes()
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        if folder.stat().st_mode & 0o777 == 0o700:  # pytest keeps its folders to itself
+            folder.chmod(0o755)
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.setresuid(65534, 65534, 65534)
+            study = optuna.load_study(study_name="s", storage=open_storage(StudyPaths(tmp_path)))
+            status = 0 if [trial.value for trial in study.trials] == [*FINISHED_VALUES, None] else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert (tmp_path / "journal.log").read_bytes() == before
+
+
+def test_worker_whose_trial_was_finished_by_another_is_told(tmp_path: Path) -> None:
+    zombie = optuna.create_study(study_name="s", storage=open_storage(StudyPaths(tmp_path)))
+    trial = zombie.ask()
+    other = optuna.load_study(study_name="s", storage=open_storage(StudyPaths(tmp_path)))
+    other.tell(trial.number, state=TrialState.FAIL)
+    zombie._storage._synced_at = 0.0  # type: ignore[attr-defined]  # as half a second later
+    with pytest.raises(UpdateFinishedTrialError):
+        trial.report(1.0, step=0)
+    with pytest.raises(UpdateFinishedTrialError):
+        trial.set_user_attr("k", 1)
+
+
+def test_claim_of_a_waiting_trial_succeeds_once(tmp_path: Path) -> None:
+    first = optuna.create_study(study_name="s", storage=open_storage(StudyPaths(tmp_path)))
+    first.enqueue_trial({})
+    second = optuna.load_study(study_name="s", storage=open_storage(StudyPaths(tmp_path)))
+    claims = [study._storage.set_trial_state_values(0, TrialState.RUNNING) for study in (first, second)]
+    assert claims == [True, False]
+
+
+def test_reader_follows_a_journal_that_was_replaced(tmp_path: Path) -> None:
+    """By a breaker of the soft lock: the same records on a new inode; what a fenced writer wrote is not there."""
+    study = optuna.create_study(study_name="s", storage=open_storage(StudyPaths(tmp_path)))
+    reader = open_storage(StudyPaths(tmp_path))
+    journal = tmp_path / "journal.log"
+    shutil.copy(journal, tmp_path / "copy")
+    study.ask()
+    assert len(reader.get_all_trials(0)) == 1
+    (tmp_path / "copy").replace(journal)
+    reader._file._followed_at = 0.0
+    assert reader.get_all_trials(0) == []
+    assert study.ask().number == 0
+    assert len(reader.get_all_trials(0)) == 1
+
+
+def test_storage_can_be_sent_to_another_process(tmp_path: Path) -> None:
+    storage = open_storage(StudyPaths(tmp_path))
+    optuna.create_study(study_name="s", storage=storage)
+    assert [study.study_name for study in pickle.loads(pickle.dumps(storage)).get_all_studies()] == ["s"]

@@ -1,0 +1,100 @@
+"""A full disk or quota in the middle of an append: no half record stays, the study waits and goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
+from hpcjobs.journal import open_storage
+from hpcjobs.journal_server import serve
+from hpcjobs.paths import StudyPaths
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A filesystem of half a megabyte."""
+    folder = tmp_path / "small disk"
+    folder.mkdir()
+    if os.getuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", folder]).returncode:
+        pytest.skip("mounting a small filesystem needs root; test_append_cut_by_a_limit covers the append itself")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def fill(folder: Path) -> Path:
+    filler = folder / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(b"x" * 512):
+            pass
+    return filler
+
+
+def stock_trials(folder: Path) -> list[optuna.trial.FrozenTrial]:
+    storage = JournalStorage(JournalFileBackend(str(folder / "journal.log")))
+    return optuna.load_study(study_name="s", storage=storage).get_trials()
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_study_waits_for_room_and_goes_on(served: bool, small_disk: Path) -> None:
+    paths = StudyPaths(small_disk)
+    said: list[str] = []
+    with contextlib.ExitStack() as stack:
+        socket = str(stack.enter_context(serve(paths)).socket_path) if served else ""
+        storage = open_storage(paths, socket=socket, on_status=said.append)
+        study = optuna.create_study(study_name="s", storage=storage)
+        study.tell(study.ask(), 0.0)
+        filler = fill(small_disk)
+
+        def work() -> None:
+            for _ in range(60):
+                study.tell(study.ask(), 1.0)
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        end = time.monotonic() + 20
+        while not said and time.monotonic() < end:
+            time.sleep(0.01)
+        assert "No space left on device" in said[0]
+        assert paths.journal.read_bytes().endswith(b"}\n")
+        assert worker.is_alive()
+        filler.unlink()
+        worker.join(timeout=30)
+        assert not worker.is_alive()
+    trials = stock_trials(small_disk)
+    assert [trial.number for trial in trials] == list(range(61))
+    assert all(trial.state.is_finished() for trial in trials)
+    assert storage.damages == []
+
+
+def test_append_cut_by_a_limit_leaves_no_half_record(tmp_path: Path) -> None:
+    """A limit on the file's size cuts a write as a quota does: some bytes, then an error."""
+    paths = StudyPaths(tmp_path)
+    study = optuna.create_study(study_name="s", storage=open_storage(paths))
+    size = paths.journal.stat().st_size
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 30, size + 30))
+        storage = open_storage(paths)
+        storage._file._patience_s = 0.3
+        try:
+            optuna.load_study(study_name="s", storage=storage).ask()
+        except OSError as error:
+            status = 0 if "File too large" in str(error) else 2
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert paths.journal.stat().st_size == size
+    study.tell(study.ask(), 1.0)
+    assert [trial.number for trial in stock_trials(tmp_path)] == [0]
