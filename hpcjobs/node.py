@@ -1,4 +1,4 @@
-"""Runs once per node, in the batch step of its array element: checks the mode, starts the workers, looks after them."""
+"""Runs once per node, in the batch step of its array element: checks the mode, places the workers, starts the agent."""
 
 from __future__ import annotations
 
@@ -8,218 +8,36 @@ import logging
 import os
 import secrets
 import shutil
-import signal
 import socket
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 
 import optuna
 
-from hpcjobs.budget import count
+from hpcjobs.agent import NodeAgent, new_report
 from hpcjobs.cores import allowed_cpus
 from hpcjobs.devices import find_gpus, places
 from hpcjobs.errors import run_entry
-from hpcjobs.failures import EXIT_DEVICE_FAULT, EXIT_HANDED_BACK, EXIT_UNUSABLE
-from hpcjobs.guardian import Guardian
-from hpcjobs.heartbeat import BEAT_S, NodeReport
 from hpcjobs.job import Job
 from hpcjobs.journal_client import SOCKET_VARIABLE
 from hpcjobs.journal_server import serve
-from hpcjobs.launch import cancel_requested
-from hpcjobs.memory import OutOfMemoryCount
 from hpcjobs.owners import process_start
 from hpcjobs.paths import StudyPaths
 from hpcjobs.plan import Plan, make_plan
-from hpcjobs.recovery import recover_worker, worker_death
 from hpcjobs.slurm import step_command, worker_command
-from hpcjobs.slurm_control import SlurmUnavailableError
-from hpcjobs.spec import Control, WorkerSpec, control_file, status_file
-from hpcjobs.steps import Ending, Step, start_due
+from hpcjobs.spec import WorkerSpec, control_file, status_file
+from hpcjobs.steps import Step
 from hpcjobs.study import OpenStudy, open_study
 
 log = logging.getLogger("hpcjobs.node")
 
 EXIT_UNFIT = 3
-EXIT_NO_WORKER = 4
-TICK_S = 0.2
-START_PAUSE_S = 0.05
-# an element asks Slurm for its own end so often: an administrator may have moved it
-ASK_END_S = 60.0
-# workers that stop get this long, then they are killed; Slurm's KillWait is 30 s
-GRACE_S = 20.0
-HANDED_BACK_PAUSE_S = 30.0
 
 
 class UnfitNodeError(RuntimeError):
     """The node is not what the study asks for: its GPUs are in another mode, or there are none."""
-
-
-class NodeAgent:
-    """Looks after the workers of one node until the study's budget is spent or the job ends."""
-
-    def __init__(
-        self, study: OpenStudy, plan: Plan, job: Job, node_folder: Path, steps: list[Step], token: str
-    ) -> None:
-        self._study = study
-        self._plan = plan
-        self._job = job
-        self._control_file = control_file(node_folder)
-        self._control = Control(grace_s=GRACE_S)
-        self._steps = steps
-        self._guardian = Guardian(study, token, with_slurm=job.slurm_id is not None)
-        self._memory = OutOfMemoryCount()
-        self._stopped_at: float | None = None
-        self._signal: str | None = None
-        self._asked_end = -ASK_END_S
-        self._last_beat = -BEAT_S
-        self.report = new_report(job, token)
-        self.report.mode = plan.mode
-        self.report.gpus = len({step.report().device for step in steps} - {""})
-
-    def run(self) -> int:
-        """Returns the exit code: 0, or 4 if no worker could go on although there is work."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
-            signal.signal(number, self._on_signal)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal that submitted may close
-        at_once = max(4, os.cpu_count() or 1)
-        try:
-            while self._beat():
-                self._reap()
-                if self._stopped_at is None:
-                    start_due(self._steps, at_once, START_PAUSE_S, time.sleep)
-                time.sleep(TICK_S)
-        finally:
-            for step in self._steps:
-                step.kill()
-            self._guardian.release()
-        return self._end()
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._signal = signal.Signals(number).name
-
-    def _beat(self) -> bool:
-        """Look at everything once; False when the node has nothing more to do."""
-        now = time.monotonic()
-        for step in self._steps:
-            step.look()
-        if now - self._last_beat >= BEAT_S:
-            self._last_beat = now
-            self._check_end(now)
-            self._check_stop()
-            self._guardian.tick()
-            self.report.beat += 1
-            self.report.state = "running" if self._stopped_at is None else "stopping"
-            self._write_report()
-        if self._stopped_at is not None and now - self._stopped_at > self._longest_stop_s():
-            log.error("workers that did not stop in time are killed")
-            for step in self._steps:
-                step.kill()
-        if any(step.live for step in self._steps):
-            return True
-        pending = any(step.state == "pending" for step in self._steps)
-        return self._stopped_at is None and pending and count(self._study).left > 0
-
-    def _longest_stop_s(self) -> float:
-        if self._control.stop == "time limit" and self._control.end and self._control.stop_at:
-            return self._control.end - self._control.stop_at - 2.0
-        return GRACE_S + 10.0
-
-    def _check_end(self, now: float) -> None:
-        """Tell the workers when the job ends, and again if that moves."""
-        if self._job.slurm_id is None or now - self._asked_end < ASK_END_S:
-            return
-        self._asked_end = now
-        end = self._job.ask_end()
-        if end is None or (self._control.end is not None and abs(end - self._control.end) < 5.0):
-            return
-        delay = min(float(self._plan.signal_delay_s), (end - time.time()) / 4)
-        self._control = Control(stop_at=end - delay, end=end, grace_s=GRACE_S)
-        self._control.write(self._control_file)
-        log.info("this job ends in %.0f s; workers stop %.0f s before", end - time.time(), delay)
-
-    def _check_stop(self) -> None:
-        if self._stopped_at is not None:
-            return
-        if self._signal is not None:
-            self._stop(f"signal {self._signal}")
-        elif cancel_requested(self._study.paths):
-            self._stop("cancelled")
-        elif self._control.stop_at is not None and time.time() >= self._control.stop_at:
-            self._stop("time limit")
-
-    def _stop(self, reason: str) -> None:
-        log.info("stopping: %s", reason)
-        self._stopped_at = time.monotonic()
-        self.report.message = reason
-        self._control = Control(reason, self._control.stop_at, self._control.end, GRACE_S)
-        self._control.write(self._control_file)
-
-    def _reap(self) -> None:
-        for step in self._steps:
-            ending = step.reap()
-            if ending is not None:
-                self._recover(ending)
-        if self._stopped_at is None and not any(step.live or step.state == "pending" for step in self._steps):
-            # Slurm signals all steps and not this process when the job is to end
-            if any(step.state == "handed back" for step in self._steps) and count(self._study).left:
-                self._stop("the workers were told to stop")
-        elif self._stopped_at is None:
-            for step in self._steps:
-                if step.state == "handed back":
-                    step.restart(HANDED_BACK_PAUSE_S)
-
-    def _recover(self, ending: Ending) -> None:
-        names = {EXIT_HANDED_BACK: "stopped", EXIT_DEVICE_FAULT: "device fault", EXIT_UNUSABLE: "cannot run trials"}
-        log.info("worker %d ended with %s", ending.worker, names.get(ending.code, f"code {ending.code}"))
-        failure = worker_death(ending.code, ending.is_death and self._memory.has_grown(), ending.log)
-        for number, successor in recover_worker(self._study, ending.token, failure):
-            log.warning("trial %d of dead worker %d goes on as trial %s", number, ending.worker, successor)
-
-    def _write_report(self) -> None:
-        self.report.time_left_s = None if self._control.end is None else round(self._control.end - time.time(), 1)
-        self.report.workers = [step.report() for step in self._steps]
-        self.report.write(self._study.paths)
-
-    def _end(self) -> int:
-        left = count(self._study).left
-        requeue = self._stopped_at is not None and left > 0 and self._may_requeue()
-        self.report.state = "ended"
-        if requeue:
-            self.report.message += "; queued again"
-        elif not left:
-            self.report.message = "the budget is spent"
-        self._write_report()
-        log.info("node ends: %s; %d trials are left", self.report.message or "no worker can go on", left)
-        if requeue:
-            self._job.requeue()
-        if left and self._stopped_at is None:
-            return EXIT_NO_WORKER
-        return 0
-
-    def _may_requeue(self) -> bool:
-        if self._job.slurm_id is None or cancel_requested(self._study.paths):
-            return False
-        try:
-            return self._job.may_requeue()
-        except SlurmUnavailableError as error:
-            log.error("not queued again: %s", error)
-            return False
-
-
-def new_report(job: Job, token: str) -> NodeReport:
-    """The file of this node, as long as nothing is known but who writes it."""
-    return NodeReport(
-        element=job.element,
-        agent=token,
-        host=socket.gethostname(),
-        node=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
-        pid=os.getpid(),
-        start=process_start(os.getpid()) or "",
-    )
 
 
 def check_mode(plan: Plan) -> None:
@@ -341,7 +159,8 @@ def _run(paths: StudyPaths, job: Job, node_folder: Path, token: str) -> int:
     log.info("node agent of %s on %s, run %d of this element", job.element, socket.gethostname(), job.restarts + 1)
     check_mode(plan)
     steps = make_steps(study, plan, job, node_folder, token)
-    log.info("%d workers: %s", len(steps), ", ".join(sorted({step.report().device or "cpu" for step in steps})))
+    devices = {step.report().device for step in steps} - {""}
+    log.info("%d workers on %s", len(steps), f"{len(devices)} logical GPUs" if devices else "CPU cores alone")
     with _journal_server(paths):
         return NodeAgent(study, plan, job, node_folder, steps, token).run()
 
