@@ -11,13 +11,10 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import cv2
 import numpy as np
@@ -34,8 +31,6 @@ REDUCED = {
     4: cv2.IMREAD_REDUCED_COLOR_4,
     8: cv2.IMREAD_REDUCED_COLOR_8,
 }
-Task = TypeVar("Task")
-Result = TypeVar("Result")
 
 
 class ImageError(ValueError):
@@ -156,38 +151,6 @@ def write_piece(piece: Piece) -> Written:
         os.close(file)
     digest = hashlib.sha256(images.data).hexdigest()
     return Written(piece.split, piece.first, digest, failed, count, time.process_time() - start)
-
-
-class Each(Protocol):
-    """Like ``map``, but results come in any order."""
-
-    def __call__(self, function: Callable[[Task], Result], tasks: Iterable[Task], /) -> Iterator[Result]: ...
-
-
-@contextmanager
-def spread(jobs: int) -> Iterator[Each]:
-    """A function like ``map`` that runs on ``jobs`` processes and yields results as they come, few tasks ahead."""
-    if jobs == 1:
-        yield map
-        return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-
-        def each(function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
-            waiting: set[Future[Result]] = set()
-            for task in tasks:
-                waiting.add(pool.submit(function, task))
-                if len(waiting) >= 3 * jobs:
-                    done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                    yield from (future.result() for future in done)
-            while waiting:
-                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                yield from (future.result() for future in done)
-
-        try:
-            yield each
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
 
 
 @dataclass

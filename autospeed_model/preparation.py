@@ -26,7 +26,6 @@ from autospeed_model.openlane import Inventory, Key, take_inventory
 from autospeed_model.packed import SPLITS, VARIANTS, VERSION, describe_split, packed_path, write_labels, write_manifest
 from autospeed_model.packing import (
     LABELS_A_TASK,
-    Each,
     Frames,
     LabelTask,
     Progress,
@@ -36,6 +35,7 @@ from autospeed_model.packing import (
     read_labels,
     write_piece,
 )
+from autospeed_model.pool import Each
 
 PROGRESS = "progress.jsonl"
 TUNE_SHARE = 0.2  # of the training segments, for the validation split of tuning

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from autospeed_model.errors import UserError, run_entry
 from autospeed_model.packed import SPLITS, VARIANTS, PackedDataset, read_manifest
-from autospeed_model.packing import spread
+from autospeed_model.pool import spread
 from autospeed_model.preparation import Preparation, Request
 
 

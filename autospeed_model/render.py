@@ -16,9 +16,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 
 import cv2
@@ -27,6 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from autospeed_model.errors import UserError, run_entry
 from autospeed_model.paint import Painter
+from autospeed_model.pool import spread
 from autospeed_model.scene import HEIGHT, WIDTH, Seen, make_scene
 
 RENDER_VERSION = 1
@@ -78,15 +77,27 @@ def label_of(seen: list[Seen], path: str) -> dict[str, object]:
     return {"results": results, "raw_file_path": path}
 
 
-def render_stretch(out: Path, split: str, seed: tuple[int, ...], frames: int, first: int) -> int:
-    """Render up to :data:`STRETCH` frames of one segment into ``out``; returns how many."""
+@dataclass(frozen=True)
+class Stretch:
+    """Up to :data:`STRETCH` frames of one segment, from ``first`` on, of ``frames`` in all."""
+
+    out: Path
+    split: str
+    seed: tuple[int, ...]
+    frames: int
+    first: int
+
+
+def render_stretch(stretch: Stretch) -> int:
+    """Render images, labels and (with the first frames) the tags of the scene; returns how many images."""
     cv2.setNumThreads(1)
-    scene, name = make_scene(seed, frames), segment_name(seed)
+    out, split, seed, first = stretch.out, stretch.split, stretch.seed, stretch.first
+    scene, name = make_scene(seed, stretch.frames), segment_name(seed)
     painter = Painter(scene)
     images, labels = out / "images" / split / name, out / "cipo" / split / name
     images.mkdir(parents=True, exist_ok=True)
     labels.mkdir(parents=True, exist_ok=True)
-    end = min(first + STRETCH, frames)
+    end = min(first + STRETCH, stretch.frames)
     for frame in range(first, end):
         picture, seen = painter.paint(frame)
         stamp = timestamp(seed, frame)
@@ -104,28 +115,17 @@ def render_stretch(out: Path, split: str, seed: tuple[int, ...], frames: int, fi
 def render(order: Order, out: Path, jobs: int) -> None:
     """Render everything into the existing folder ``out`` with ``jobs`` processes."""
     stretches = [
-        (split, seed, first) for split, seed in order.segment_seeds() for first in range(0, order.frames, STRETCH)
+        Stretch(out, split, seed, order.frames, first)
+        for split, seed in order.segment_seeds()
+        for first in range(0, order.frames, STRETCH)
     ]
     total = order.frames * (order.segments + order.validation_segments)
-    columns = (
-        TextColumn("rendering"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns) as bar, ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    columns = (TextColumn("rendering"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
+    with Progress(*columns, TimeRemainingColumn()) as bar, spread(jobs) as each:
         task, start = bar.add_task("", total=total, rate=""), time.monotonic()
-        futures = [
-            pool.submit(render_stretch, out, split, seed, order.frames, first) for split, seed, first in stretches
-        ]
-        try:
-            for future in as_completed(futures):
-                bar.advance(task, future.result())
-                bar.update(task, rate=f"{bar.tasks[0].completed / (time.monotonic() - start):.1f} images/s")
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        for count in each(render_stretch, stretches):
+            bar.advance(task, count)
+            bar.update(task, rate=f"{bar.tasks[0].completed / (time.monotonic() - start):.1f} images/s")
 
 
 def write_archives(out: Path, folder: Path) -> None:

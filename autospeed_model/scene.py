@@ -78,6 +78,7 @@ class Scene:
     weather: str
     night: bool
     road: Road
+    speed: float  # of the ego vehicle, m/s
     curvature: np.ndarray
     drift: np.ndarray
     travelled: np.ndarray
@@ -116,7 +117,7 @@ def make_scene(seed: tuple[int, ...], frames: int) -> Scene:
     drift = 0.2 * np.sin(rng.uniform(0.2, 0.6) * time + rng.uniform(0, 6))
     road = _road(rng, place)
     actors = _remove_collisions(_traffic(rng, place, road, speed, time), len(time))
-    return Scene(place, weather, night, road, curvature, drift, speed * time + rng.uniform(0, 500), actors, seed)
+    return Scene(place, weather, night, road, speed, curvature, drift, speed * time + rng.uniform(0, 500), actors, seed)
 
 
 def _road(rng: np.random.Generator, place: str) -> Road:
@@ -124,10 +125,9 @@ def _road(rng: np.random.Generator, place: str) -> Road:
     count = int(rng.integers(max(1, most - 1), most + 1))
     ego = int(rng.integers(count))  # 0 is the leftmost lane
     lanes = tuple(LANE * (lane - ego) for lane in range(count))
-    gap = {"highway": 3.0, "urban": 0.0, "suburb": 0.0, "rural": 0.0}[place]
-    other = count if place != "rural" else 1
-    oncoming = tuple(lanes[0] - gap - LANE * (lane + 1) for lane in range(other))
-    verge = 2.6 if place in ("urban", "suburb", "highway") else 0.5  # parked cars, or a hard shoulder
+    gap = 3.0 if place == "highway" else 0.0
+    oncoming = tuple(lanes[0] - gap - LANE * (lane + 1) for lane in range(count))
+    verge = 0.5 if place == "rural" else 2.6  # parked cars, or a hard shoulder
     return Road(lanes, oncoming, oncoming[-1] - LANE / 2 - verge, lanes[-1] + LANE / 2 + verge)
 
 
@@ -207,7 +207,7 @@ def _people(rng: np.random.Generator, road: Road, speed: float, time: np.ndarray
         people.append(_actor(rng, "pedestrian", across, ahead, pace + 0 * time, 0))
     for z in np.arange(rng.uniform(5, 40), reach, 30.0):
         if rng.random() < 0.35:
-            u = road.right - rng.uniform(2.8, 3.0) - 0.0 * time if road.lanes[-1] > 0 else road.right - 1.0 + 0 * time
+            u = road.right - (rng.uniform(2.8, 3.0) if road.lanes[-1] > 0 else 1.0) + 0 * time
             people.append(_actor(rng, "cyclist", u, z + (rng.uniform(3.5, 6) - speed) * time, 0 * time, 1))
     return people
 
@@ -239,15 +239,12 @@ def corners_of(scene: Scene, actor: Actor, frame: int) -> np.ndarray:
     """The corners (8, 3) of the actor's box in metres: bottom then top, each rear left, rear right, front right, front
     left, as seen by its driver."""
     length, width, height = actor.size
-    z, ahead = (
-        actor.z[frame],
-        max(float(scene.travelled[-1] - scene.travelled[0]) / max(len(actor.z) - 1, 1) / 0.1, 4.0),
-    )
+    z = actor.z[frame]
     yaw = scene.curvature[frame] * z
     if actor.facing == 0:
         yaw += np.pi / 2 * np.sign(actor.slide[frame] or 1.0)
     else:
-        yaw += actor.slide[frame] / ahead + (np.pi if actor.facing == -1 else 0.0)
+        yaw += actor.slide[frame] / max(scene.speed, 4.0) + (np.pi if actor.facing == -1 else 0.0)
     side = np.array([-1, 1, 1, -1]) * width / 2
     along = np.array([-1, -1, 1, 1]) * length / 2
     x = scene.bend(frame, z) + actor.u[frame] + side * np.cos(yaw) + along * np.sin(yaw)

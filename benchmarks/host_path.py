@@ -109,7 +109,8 @@ def ways(split: PackedSplit, files: list[Path]) -> dict[str, Callable[[np.ndarra
 
     def draw_and_gather(indices: np.ndarray) -> object:
         table = draw_table(np.random.default_rng(0), indices, split, HYPERPARAMETERS)
-        return gather(split.images, table, buffer)
+        gather(split.images, table, buffer)
+        return buffer
 
     def all_on_the_host(indices: np.ndarray) -> object:
         return augment_on_host(

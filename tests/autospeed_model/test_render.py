@@ -9,7 +9,7 @@ import pytest
 
 from autospeed_model.errors import UserError
 from autospeed_model.paint import Painter
-from autospeed_model.render import main, render_stretch, segment_name
+from autospeed_model.render import Stretch, main, render_stretch, segment_name
 from autospeed_model.scene import make_scene
 
 ARGUMENTS = ["--segments", "2", "--validation-segments", "1", "--frames", "2", "--jobs", "2"]
@@ -59,8 +59,8 @@ def test_the_same_arguments_give_the_same_files(rendered, tmp_path):
 
 def test_a_frame_does_not_depend_on_where_a_process_begins(tmp_path, monkeypatch):
     monkeypatch.setattr("autospeed_model.render.STRETCH", 3)
-    render_stretch(tmp_path / "a", "training", (0, 0, 0), 3, 0)
-    render_stretch(tmp_path / "b", "training", (0, 0, 0), 3, 2)
+    render_stretch(Stretch(tmp_path / "a", "training", (0, 0, 0), 3, 0))
+    render_stretch(Stretch(tmp_path / "b", "training", (0, 0, 0), 3, 2))
     last = sorted((tmp_path / "a" / "images" / "training" / segment_name((0, 0, 0))).iterdir())[-1]
     assert (tmp_path / "b" / last.relative_to(tmp_path / "a")).read_bytes() == last.read_bytes()
 
