@@ -8,10 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from autospeed_model.augment import PixelTable, augment_batch
-from autospeed_model.draw import Table, draw_table, gather
+from autospeed_model.ahead import ahead
+from autospeed_model.draw import BOX_STEP, draw_table
 from autospeed_model.hyperparameters import Hyperparameters
+from autospeed_model.images import Staged, make_images
 from autospeed_model.packed import PackedSplit
+from autospeed_model.runtime import Runtime
 
 Batch = tuple[Tensor, Tensor, Tensor]
 
@@ -31,36 +33,42 @@ def step_generator(seed: int, epoch: int, step: int) -> np.random.Generator:
     return np.random.default_rng((seed, epoch, step + 1))
 
 
+def most_boxes(split: PackedSplit, hyperparameters: Hyperparameters) -> int:
+    """Boxes that no augmented sample can have more of, a multiple of :data:`BOX_STEP`: the shape to compile for."""
+    images = 4 if hyperparameters.mosaic > 0 or hyperparameters.mix_up > 0 else 1
+    layers = 2 if hyperparameters.mix_up > 0 else 1
+    most = int(np.diff(split.offsets).max(initial=0)) * images * layers
+    return max(1, -(-most // BOX_STEP)) * BOX_STEP
+
+
 class TrainingBatches:
     """Augmented batches of a split for the steps of a training, a function of (seed, epoch, step)."""
 
     def __init__(
-        self, split: PackedSplit, hyperparameters: Hyperparameters, batch_size: int, seed: int, device: str
+        self, split: PackedSplit, hyperparameters: Hyperparameters, batch_size: int, seed: int, runtime: Runtime
     ) -> None:
         self.split, self.hyperparameters = split, hyperparameters
-        self.batch_size, self.seed, self.device = batch_size, seed, device
+        self.batch_size, self.seed, self.runtime = batch_size, seed, runtime
         self.count = len(split)
         self.steps_per_epoch = -(-self.count // batch_size)
-        self._sources = np.empty((0, *split.images.shape[1:]), dtype=np.uint8)
+        # One shape for all batches where another one would be compiled or captured again.
+        self.length = most_boxes(split, hyperparameters) if runtime.compile or runtime.graphs else None
+        self._images = make_images(split, runtime)
 
     def of_epoch(self, epoch: int, first: int = 0) -> Iterator[tuple[int, Batch]]:
-        """Steps ``first`` and on of an epoch, each with its batch on the device: images float (B, 3, H, W) from 0 to 1,
+        """Steps ``first`` and on of an epoch, each with its batch on the device: images (B, 3, H, W) from 0 to 1,
         boxes (B, M, 5) rows class, x1, y1, x2, y2 in pixels, and the mask (B, M) of the rows that are boxes."""
         order = epoch_order(self.seed, epoch, self.count, self.batch_size)
-        for step in range(first, self.steps_per_epoch):
+
+        def stage(step: int) -> Staged:
             rng = step_generator(self.seed, epoch, step)
-            table = draw_table(rng, order[step], self.split, self.hyperparameters)
-            images = augment_batch(self._gathered(table), PixelTable.of(table.local(), self.device))
-            yield step, (images, _to(table.boxes, self.device), _to(table.real, self.device))
+            return self._images.stage(draw_table(rng, order[step], self.split, self.hyperparameters, self.length))
 
-    def _gathered(self, table: Table) -> Tensor:
-        """The source images of a batch on the device, uint8 (B * L * 4, H, W, 3)."""
-        needed = table.tiles[..., 0].size
-        if len(self._sources) < needed:
-            self._sources = np.empty((needed, *self._sources.shape[1:]), dtype=np.uint8)
-        gather(self.split.images, table, self._sources)
-        return _to(self._sources, self.device)
+        steps = range(first, self.steps_per_epoch)
+        for step, staged in zip(steps, ahead(stage, steps), strict=True):
+            table = staged[0]
+            yield step, (self._images.samples(staged), self._to(table.boxes), self._to(table.real))
 
-
-def _to(array: np.ndarray, device: str) -> Tensor:
-    return torch.from_numpy(array).to(device)
+    def _to(self, array: np.ndarray) -> Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor.pin_memory().to(self.runtime.device, non_blocking=True) if self.runtime.on_gpu else tensor

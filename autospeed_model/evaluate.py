@@ -3,54 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-import torch
 from rich.console import Console
 
 from autospeed_model.checkpoint import load_network
 from autospeed_model.errors import UserError, run_entry
+from autospeed_model.evaluation import Evaluator
 from autospeed_model.hyperparameters import RuntimeOptions
-from autospeed_model.metrics import DetectionMetrics, Figures
 from autospeed_model.network import AutoSpeed
-from autospeed_model.nms import Detections, suppress
-from autospeed_model.packed import PackedDataset, PackedSplit
-from autospeed_model.runtime import Runtime, add_runtime_arguments, runtime_from
+from autospeed_model.packed import PackedDataset
+from autospeed_model.runtime import add_runtime_arguments, runtime_from
 from autospeed_model.upstream import load_upstream
-
-
-def evaluate(
-    network: AutoSpeed,
-    split: PackedSplit,
-    batch_size: int,
-    runtime: Runtime,
-    on_batch: Callable[[], None] = lambda: None,
-) -> Figures:
-    """Figures of ``network`` (in evaluation mode, on the runtime's device) over all images of a split.
-
-    ``on_batch`` is called before each batch and may end the evaluation by raising.
-    """
-    metrics = DetectionMetrics()
-    for start in range(0, len(split), batch_size):
-        on_batch()
-        end = min(start + batch_size, len(split))
-        detections = detect(network, split.images[start:end], runtime)
-        rows, counts = detections.rows.cpu().numpy(), detections.counts.cpu().numpy()
-        for offset in range(end - start):
-            metrics.add(rows[offset, : counts[offset]], split.boxes_of(start + offset))
-    return metrics.figures()
-
-
-@torch.inference_mode()
-def detect(network: AutoSpeed, images: np.ndarray, runtime: Runtime) -> Detections:
-    """Detections in uint8 images (B, H, W, 3)."""
-    batch = torch.from_numpy(np.array(images)).to(runtime.device, non_blocking=True)
-    pixels = batch.permute(0, 3, 1, 2).to(memory_format=runtime.memory_format).float() / 255
-    with runtime.autocast():
-        outputs = network(pixels)
-    return suppress(outputs)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -84,7 +48,8 @@ def main(arguments: list[str] | None = None) -> int:
             f"the network is for {network.height} x {network.width}"
         )
     split = data.split(given.split)
-    figures = evaluate(runtime.place(network), split, given.batch_size, runtime)
+    # A graph would not pay for itself in one pass.
+    figures = Evaluator(runtime.place(network), split, given.batch_size, runtime).run()
     text = "  ".join(f"{name} {value:.4f}" for name, value in figures.to_mapping().items())
     Console().print(f"{given.split} ({len(split)} images)  {text}")
     return 0

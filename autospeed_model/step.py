@@ -35,7 +35,9 @@ class TrainingStep:
         optimiser: torch.optim.Optimizer,
         average: WeightAverage,
         runtime: Runtime,
+        pool: GraphPool | None = None,
     ) -> None:
+        """With ``pool`` both halves are launched as graphs."""
         self.network, self.loss, self.optimiser, self.average, self.runtime = network, loss, optimiser, average, runtime
         self.scaler = torch.amp.GradScaler(runtime.kind, init_scale=FP16_SCALE, enabled=runtime.precision == "fp16")
         self.sums = torch.zeros(3, device=runtime.device)  # of box, cls and dfl loss since they were last zeroed
@@ -46,7 +48,7 @@ class TrainingStep:
             parameter.grad = gradient
         self._losses = torch.compile(losses, dynamic=False) if runtime.compile else losses
         self._batch: tuple[Tensor, ...] = ()
-        self._pool = GraphPool(runtime.device) if runtime.graphs else None
+        self._pool = pool
         self._accumulate: Callable[[], None] = self._accumulate_now
         self._update: Callable[[], None] = self._update_now
         self.reset()

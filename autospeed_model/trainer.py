@@ -16,7 +16,8 @@ from autospeed_model import checkpoint
 from autospeed_model.batches import TrainingBatches
 from autospeed_model.ema import WeightAverage
 from autospeed_model.errors import DivergedError, UserError
-from autospeed_model.evaluate import evaluate
+from autospeed_model.evaluation import Evaluator
+from autospeed_model.graphs import GraphPool
 from autospeed_model.hyperparameters import Hyperparameters, TrainingOptions
 from autospeed_model.loss import DetectionLoss
 from autospeed_model.metrics import Figures
@@ -61,16 +62,17 @@ class Trainer:
         """:raises UserError: when there is nothing to train on, or the images' size does not suit the network."""
         if not len(train):
             raise UserError(f"the split '{train.name}' has no image: nothing to train on")
-        self.validation = validation
         self.hyperparameters, self.options, self.runtime = hyperparameters, options, runtime
         # A dataset smaller than a batch makes the batch smaller, so that every step has the same shape.
         self.batch_size = min(hyperparameters.batch_size, len(train))
-        self.batches = TrainingBatches(train, hyperparameters, self.batch_size, options.seed, runtime.device)
+        self.batches = TrainingBatches(train, hyperparameters, self.batch_size, options.seed, runtime)
         self.network = _make_network(train.height, train.width, options, runtime)
         self.average = WeightAverage(self.network)
         self.loss = DetectionLoss(train.height, train.width, hyperparameters).to(runtime.device)
         self.optimiser = make_optimiser(self.network, hyperparameters, self.batch_size)
-        self.training_step = TrainingStep(self.network, self.loss, self.optimiser, self.average, runtime)
+        pool = GraphPool(runtime.device) if runtime.graphs else None
+        self.training_step = TrainingStep(self.network, self.loss, self.optimiser, self.average, runtime, pool)
+        self.evaluator = Evaluator(self.average.network, validation, self.batch_size, runtime, pool)
         self.accumulated = accumulated_steps(self.batch_size)
         self.schedule = LinearSchedule(
             hyperparameters.min_lr,
@@ -131,7 +133,7 @@ class Trainer:
             for callback in callbacks:
                 callback.on_validation_batch(self)
 
-        return evaluate(self.average.network, self.validation, self.batch_size, self.runtime, on_batch)
+        return self.evaluator.run(on_batch)
 
     def _finish_epoch(self, figures: Figures) -> None:
         steps = self.steps_per_epoch
