@@ -17,7 +17,7 @@ from hpcjobs.heartbeat import BEAT_S, NodeReport
 from hpcjobs.job import Job
 from hpcjobs.launch import cancel_requested
 from hpcjobs.memory import OutOfMemoryCount
-from hpcjobs.owners import process_start
+from hpcjobs.owners import node_name, process_start
 from hpcjobs.plan import Plan
 from hpcjobs.recovery import recover_worker, worker_death
 from hpcjobs.slurm_control import SlurmUnavailableError
@@ -43,7 +43,7 @@ def new_report(job: Job, token: str) -> NodeReport:
         element=job.element,
         agent=token,
         host=socket.gethostname(),
-        node=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
+        node=node_name(),
         pid=os.getpid(),
         start=process_start(os.getpid()) or "",
     )

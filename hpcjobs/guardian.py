@@ -79,7 +79,7 @@ class Guardian:
         self._watch.look()
         running = self._study.trials((TrialState.RUNNING,))
         owners = [(trial, Owner.from_dict(trial.user_attrs.get(OWNER))) for trial in running]
-        strangers = [owner for _, owner in owners if owner and not owner.on_this_host]
+        strangers = [owner for _, owner in owners if owner and not owner.is_visible]
         jobs = self._ask(now, strangers) if self._with_slurm else None
         for trial, owner in owners:
             # the agent itself sees the ends of its own workers, and knows more about them

@@ -19,7 +19,7 @@ def gone(owner: Owner, watch: HeartbeatWatch, jobs: Mapping[str, JobState] | Non
         watch: the nodes' heartbeats as seen by this process.
         jobs: Slurm's states by element; None if Slurm was not asked or did not answer.
     """
-    if owner.on_this_host:
+    if owner.is_visible:
         return None if process_alive(owner.pid, owner.start) else f"its process {owner.pid} on this host has ended"
     report = watch.reports.get(owner.element)
     silent = watch.silent_s(owner.element)

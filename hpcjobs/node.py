@@ -8,7 +8,6 @@ import logging
 import os
 import secrets
 import shutil
-import socket
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from hpcjobs.errors import run_entry
 from hpcjobs.job import Job
 from hpcjobs.journal_client import SOCKET_VARIABLE
 from hpcjobs.journal_server import serve
-from hpcjobs.owners import process_start
+from hpcjobs.owners import node_name, process_start
 from hpcjobs.paths import StudyPaths
 from hpcjobs.plan import Plan, make_plan
 from hpcjobs.slurm import step_command, worker_command
@@ -49,7 +48,7 @@ def check_mode(plan: Plan) -> None:
     found = partition.current_mode()
     if found != plan.mode:
         raise UnfitNodeError(
-            f"{socket.gethostname()}: the GPUs are in mode {found or 'unknown'}, the study asks for {plan.mode}. "
+            f"{node_name()}: the GPUs are in mode {found or 'unknown'}, the study asks for {plan.mode}. "
             "No trial was begun. Did the prolog set the mode? Look at its log on the node, or submit without --mode."
         )
 
@@ -62,7 +61,7 @@ def make_steps(study: OpenStudy, plan: Plan, job: Job, node_folder: Path, token:
     if plan.cluster and plan.cluster.gpus_per_node and vendor != "none":
         if not gpus:
             raise UnfitNodeError(
-                f"{socket.gethostname()}: no GPU was found, the profile {plan.cluster.name} says that a node has "
+                f"{node_name()}: no GPU was found, the profile {plan.cluster.name} says that a node has "
                 f"{plan.cluster.gpus_per_node}. No trial was begun. Look at: python -m hpcjobs.partition show"
             )
         if plan.workers_by_devices and len(gpus) != plan.workers_per_node:
@@ -156,7 +155,7 @@ def run_node(folder: str, environment: dict[str, str | None] | None = None) -> i
 def _run(paths: StudyPaths, job: Job, node_folder: Path, token: str) -> int:
     study = open_study(paths)
     plan = make_plan(study.file, local_cores=len(os.sched_getaffinity(0)))
-    log.info("node agent of %s on %s, run %d of this element", job.element, socket.gethostname(), job.restarts + 1)
+    log.info("node agent of %s on %s, run %d of this element", job.element, node_name(), job.restarts + 1)
     check_mode(plan)
     steps = make_steps(study, plan, job, node_folder, token)
     devices = {step.report().device for step in steps} - {""}

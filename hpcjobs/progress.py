@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import statistics
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -12,7 +11,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hpcjobs.budget import Counts, count, predecessor
 from hpcjobs.heartbeat import OLD_S, HeartbeatWatch, NodeReport
-from hpcjobs.owners import process_alive
+from hpcjobs.owners import process_gone
 from hpcjobs.study import OpenStudy
 
 # time left is estimated from so many of the last finished trials
@@ -77,7 +76,7 @@ def node_state(report: NodeReport, silent_s: float | None) -> str:
     """The node's own state, unless it cannot be true any more."""
     if report.state == "ended":
         return "ended"
-    if report.host == socket.gethostname() and not process_alive(report.pid, report.start):
+    if process_gone(report.pid, report.start, report.host):
         return "gone"
     if silent_s is not None and silent_s > OLD_S:
         return "silent"

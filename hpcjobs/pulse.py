@@ -14,7 +14,7 @@ from typing import Any
 from hpcjobs.budget import hand_back
 from hpcjobs.failures import EXIT_HANDED_BACK
 from hpcjobs.heartbeat import BEAT_S, WorkerStatus, write_status
-from hpcjobs.owners import process_alive, process_start
+from hpcjobs.owners import process_gone, process_start
 from hpcjobs.paths import StudyPaths
 from hpcjobs.spec import Control, WorkerSpec
 from hpcjobs.study import open_study
@@ -107,7 +107,7 @@ class Pulse:
             self.reason = self._control.stop
         elif left is not None and left <= 0:
             self.reason = "time limit"
-        elif not process_alive(self._spec.agent_pid, self._spec.agent_start):
+        elif process_gone(self._spec.agent_pid, self._spec.agent_start):
             self.reason = "the node agent is gone"
 
     def _beat(self) -> None:

@@ -9,8 +9,19 @@ from typing import Any
 
 from hpcjobs.config import CONTROL_CHARACTER
 from hpcjobs.errors import UserError
+from hpcjobs.job import MOST_REQUEUES
 from hpcjobs.paths import StudyPaths
 from hpcjobs.plan import Plan
+
+# An agent that stops in order queues its element again itself. One that was killed (signals are codes over 128) cannot:
+# the batch shell does it then, as often as the agent would.
+TEARDOWN = [
+    "code=$?",
+    f'if [ "$code" -gt 128 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {MOST_REQUEUES} ]; then',
+    '    scontrol requeue "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"',
+    "fi",
+    'exit "$code"',
+]
 
 
 def check_path(path: Path) -> None:
@@ -58,6 +69,7 @@ def submitit_parameters(plan: Plan, working_folder: Path | None = None) -> dict[
         "signal_delay_s": plan.signal_delay_s,
         "array_parallelism": max(plan.arrays),
         "setup": setup_lines(plan) or None,
+        "teardown": TEARDOWN,
         "additional_parameters": options,
         "use_srun": False,
     }

@@ -16,7 +16,7 @@ from pathlib import Path
 from hpcjobs.devices import Place
 from hpcjobs.failures import EXIT_DEVICE_FAULT, EXIT_DONE, EXIT_HANDED_BACK, EXIT_UNUSABLE
 from hpcjobs.heartbeat import WorkerStatus, read_status
-from hpcjobs.owners import process_alive
+from hpcjobs.owners import process_alive, process_gone
 from hpcjobs.spec import NODE_FOLDER, WorkerSpec, spec_file, status_file
 
 log = logging.getLogger("hpcjobs.node")
@@ -129,7 +129,7 @@ class Step:
         if self.status is None:
             return STARTING_S
         # srun can outlive its worker, if the step's own daemon has died
-        return HUNG_S if process_alive(self.status.pid, self.status.start) else ENDING_S
+        return ENDING_S if process_gone(self.status.pid, self.status.start) else HUNG_S
 
     def reap(self) -> Ending | None:
         """If the process has ended: how. The step's next state is decided with it."""
