@@ -9,6 +9,7 @@ with storage.batch():          # parameters, attributes and reports of one trial
 
 from __future__ import annotations
 
+import atexit
 import os
 import secrets
 import threading
@@ -18,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from optuna.distributions import BaseDistribution, distribution_to_json
 from optuna.storages import JournalStorage
 from optuna.storages.journal._storage import JournalOperation
 from optuna.trial import TrialState
@@ -29,9 +31,9 @@ from hpcjobs.journal_records import Damage
 from hpcjobs.journal_replay import Replay, no_garbage_collection
 from hpcjobs.paths import StudyPaths
 
-# A report reads the journal at most this often: that is to tell a worker whose trial was taken from it.
-_REPORT_SYNC_S = 0.5
-
+# How often a worker that only writes looks whether its trial was taken from it.
+_LOOK_EVERY_S = 0.5
+_NOT_WAITED_FOR = {JournalOperation.SET_TRIAL_PARAM, JournalOperation.SET_TRIAL_INTERMEDIATE_VALUE}
 # A snapshot is written by whoever replayed this much on opening, and by the worker that ends every so-many-th trial.
 _SNAPSHOT_AFTER_RECORDS = 5000
 _SNAPSHOT_EVERY_TRIALS = 1000
@@ -82,12 +84,18 @@ class StudyStorage(JournalStorage):
         return open_storage, (StudyPaths(self._file.path.parent),)
 
     def _sync_with_backend(self) -> None:
+        self._file.flush()
         restarted, records = self._file.read_new()
         if restarted:
             self._replay_result = Replay(self._worker_id_prefix)
         self._synced_at = time.monotonic()
         if records:
             self._replay_result.apply_logs(records)
+
+    def flush(self) -> None:
+        """Wait until all parameters and reports are in the file. Every read of the storage does this as well."""
+        with self._thread_lock:
+            self._file.flush()
 
     def save_snapshot(self) -> None:
         """Keep what has been read, so that the next one to open the study need not replay it."""
@@ -128,20 +136,37 @@ class StudyStorage(JournalStorage):
             finally:
                 self._batch = None
 
-    def set_trial_intermediate_value(self, trial_id: int, step: int, intermediate_value: float) -> None:
-        log = {"trial_id": trial_id, "step": step, "intermediate_value": intermediate_value}
+    # Parameters and reports go on without waiting where a server takes them: the next state, read or end of a batch
+    # waits for them. So an objective that reports often is not held up.
+
+    def set_trial_param(
+        self, trial_id: int, param_name: str, param_value_internal: float, distribution: BaseDistribution
+    ) -> None:
         with self._thread_lock:
-            if time.monotonic() > self._synced_at + _REPORT_SYNC_S:
-                self._sync_with_backend()
-            self._replay_result.check_updatable(trial_id)
-            self._write_log(JournalOperation.SET_TRIAL_INTERMEDIATE_VALUE, log)
+            self._check_updatable(trial_id)
+            self._replay_result.check_distribution(trial_id, param_name, distribution)
+            fields = {"trial_id": trial_id, "param_name": param_name, "param_value_internal": param_value_internal}
+            text = distribution_to_json(distribution)
+            self._write_log(JournalOperation.SET_TRIAL_PARAM, {**fields, "distribution": text})
+
+    def set_trial_intermediate_value(self, trial_id: int, step: int, intermediate_value: float) -> None:
+        with self._thread_lock:
+            self._check_updatable(trial_id)
+            fields = {"trial_id": trial_id, "step": step, "intermediate_value": intermediate_value}
+            self._write_log(JournalOperation.SET_TRIAL_INTERMEDIATE_VALUE, fields)
+
+    def _check_updatable(self, trial_id: int) -> None:
+        """Raises Optuna's error if the trial has ended, as far as is known; looks into the journal now and then."""
+        if time.monotonic() > self._synced_at + _LOOK_EVERY_S:
+            self._sync_with_backend()
+        self._replay_result.check_updatable(trial_id)
 
     def _write_log(self, op_code: int, extra_fields: dict[str, Any]) -> None:
         entry = {"op_code": op_code, "worker_id": self._replay_result.worker_id, **extra_fields}
         if self._batch is not None:
             self._batch.append(entry)
         else:
-            self._file.append_logs([entry])
+            self._file.write([entry], wait=op_code not in _NOT_WAITED_FOR)
 
     def _after_fork(self) -> None:
         """In a child: another writer than the parent, else both would take one trial for their own."""
@@ -165,4 +190,10 @@ def _after_fork_in_child() -> None:
         storage._after_fork()
 
 
+def _flush_at_exit() -> None:
+    for storage in list(_storages):
+        storage._file.flush()
+
+
+atexit.register(_flush_at_exit)
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 OWNER_BYTES = 512
 DEFAULT_DEADLINE_S = 300.0
+_PF_EXITING = 0x4  # of the kernel's task flags
 
 
 class JournalTimeoutError(TimeoutError):
@@ -41,12 +42,17 @@ class FencedError(OSError):
 
 
 def process_start(pid: int | str = "self") -> int | None:
-    """When a process here started, in clock ticks since boot: tells it from a later one with its number."""
+    """When a process here started, in clock ticks since boot: tells it from a later one with its number.
+
+    None if there is none, or if it is ending: it runs no code of its own any more.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    return int(stat.rpartition(")")[2].split()[19])
+    fields = stat.rpartition(")")[2].split()
+    state, flags = fields[0], int(fields[6])
+    return None if state in "ZX" or flags & _PF_EXITING else int(fields[19])
 
 
 def boot_id() -> str:

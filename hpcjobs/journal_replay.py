@@ -160,6 +160,12 @@ class Replay(JournalStorageReplayResult):
         """Raises Optuna's error of an update of a trial that is finished or not there."""
         self._trial_exists_and_updatable(trial_id, {"worker_id": self.worker_id})
 
+    def check_distribution(self, trial_id: int, name: str, distribution: BaseDistribution) -> None:
+        """Raises ValueError if the parameter is known with a distribution that this one does not fit."""
+        known = self._known_distributions[self._trial_id_to_study_id[trial_id]].get(name)
+        if known is not None:
+            check_distribution_compatibility(known, distribution)
+
     def _changeable(self, trial_id: int, log: Record) -> LazyTrial | None:
         """The trial to change in place, or None if the record does not count."""
         trial = self._trials.get(trial_id)
