@@ -77,7 +77,8 @@ class Step:
         self._deaths = 0
         self._device_faults = 0
         self._due = 0.0
-        self._changed = 0.0
+        self._silent_s = 0.0
+        self._looked = time.monotonic()
         self._finished_before = 0
 
     @property
@@ -111,7 +112,7 @@ class Step:
         self._starts += 1
         self.status = None
         self.state = "live"
-        self._changed = time.monotonic()
+        self._silent_s = 0.0
 
     def look(self) -> None:
         """Read the status file, and end a process that has not moved for long."""
@@ -119,9 +120,12 @@ class Step:
         if status is None or status.token != self._spec.token:
             status = None
         now = time.monotonic()
+        # only time in which this process ran too: after Slurm suspended the job, all seem to have been silent
+        self._silent_s += min(now - self._looked, 1.0)
+        self._looked = now
         if status != self.status:
-            self.status, self._changed = status, now
-        if self.live and now - self._changed > (allowed := self._longest_silence_s()):
+            self.status, self._silent_s = status, 0.0
+        if self.live and self._silent_s > (allowed := self._longest_silence_s()):
             log.error("worker %d has not moved for %.0f s and is ended", self.index, allowed)
             self.kill()
 
@@ -155,7 +159,7 @@ class Step:
         status = self.status
         if status is None or status.state != "stopping" or not process_alive(status.pid, status.start):
             return False
-        return time.monotonic() - self._changed < ENDING_S
+        return self._silent_s < ENDING_S
 
     def _decide(self, ending: Ending) -> None:
         finished = self.status.finished if self.status else 0
