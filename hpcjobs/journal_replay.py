@@ -18,7 +18,7 @@ from typing import Any
 
 from optuna.distributions import BaseDistribution, check_distribution_compatibility, json_to_distribution
 from optuna.exceptions import DuplicatedStudyError, UpdateFinishedTrialError
-from optuna.storages.journal._storage import JournalOperation, JournalStorageReplayResult
+from optuna.storages.journal._storage import NOT_FOUND_MSG, JournalOperation, JournalStorageReplayResult
 from optuna.trial import FrozenTrial, TrialState
 
 from hpcjobs.journal_records import Record, Report, parse_reports
@@ -26,6 +26,8 @@ from hpcjobs.journal_records import Record, Report, parse_reports
 parse_distribution = lru_cache(maxsize=4096)(json_to_distribution)
 _STATES = {state.value: state for state in TrialState}
 _RUNNING = TrialState.RUNNING
+_UNFINISHED = (TrialState.RUNNING, TrialState.WAITING)
+_FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
 
 @contextmanager
@@ -107,6 +109,8 @@ class Replay(JournalStorageReplayResult):
         self._last_created_trial_id_by_this_process = -1
         # trials that nobody outside has seen since their last copy: these are changed in place
         self._private: dict[int, LazyTrial] = {}
+        self._by_number: dict[int, list[FrozenTrial]] = defaultdict(list)  # per study
+        self._unfinished: dict[int, set[int]] = defaultdict(set)  # per study, numbers
         self._known_distributions: dict[int, dict[str, BaseDistribution]] = defaultdict(dict)
         self._handlers = {
             JournalOperation.CREATE_STUDY: self._apply_create_study,
@@ -152,9 +156,22 @@ class Replay(JournalStorageReplayResult):
         return super().get_trial(trial_id)
 
     def get_all_trials(self, study_id: int, states: Container[TrialState] | None) -> list[FrozenTrial]:
-        if self._private and (states is None or any(state in states for state in (_RUNNING, TrialState.WAITING))):
+        if study_id not in self._studies:
+            raise KeyError(NOT_FOUND_MSG)
+        trials = self._by_number[study_id]
+        if states is None:
             self._private.clear()
-        return super().get_all_trials(study_id, states)
+            return list(trials)
+        if not any(state in states for state in _UNFINISHED):
+            return [trial for trial in trials if trial.state in states]
+        found: list[FrozenTrial]
+        if any(state in states for state in _FINISHED):
+            found = [trial for trial in trials if trial.state in states]
+        else:  # asked for by every worker that looks for work: must not walk through the whole history
+            unfinished = sorted(self._unfinished[study_id])
+            found = [trials[number] for number in unfinished if trials[number].state in states]
+        self._private.clear()
+        return found
 
     def check_updatable(self, trial_id: int) -> None:
         """Raises Optuna's error of an update of a trial that is finished or not there."""
@@ -176,10 +193,11 @@ class Replay(JournalStorageReplayResult):
         return self._private.get(trial_id) or self._own_copy(trial)
 
     def _own_copy(self, trial: FrozenTrial) -> LazyTrial:
-        own = trial.changeable_copy()  # type: ignore[attr-defined]  # all trials here are lazy
-        self._trials[own._trial_id] = own
-        self._private[own._trial_id] = own
-        return own  # type: ignore[no-any-return]
+        own: LazyTrial = trial.changeable_copy()  # type: ignore[attr-defined]  # all trials here are lazy
+        trial_id = own._trial_id
+        self._trials[trial_id] = self._private[trial_id] = own
+        self._by_number[self._trial_id_to_study_id[trial_id]][own._number] = own
+        return own
 
     def _apply_create_trial(self, log: Record) -> None:
         study_id = log["study_id"]
@@ -214,8 +232,10 @@ class Replay(JournalStorageReplayResult):
         self._trials[trial_id] = trial
         self._study_id_to_trial_ids[study_id].append(trial_id)
         self._trial_id_to_study_id[trial_id] = study_id
+        self._by_number[study_id].append(trial)
         if not trial.state.is_finished():
             self._private[trial_id] = trial
+            self._unfinished[study_id].add(trial._number)
         if trial._distributions:
             known = self._known_distributions[study_id]
             for name, distribution in trial._distributions.items():
@@ -254,6 +274,7 @@ class Replay(JournalStorageReplayResult):
         elif state.is_finished():
             trial.datetime_complete = local_time(log["datetime_complete"])
             del self._private[trial_id]
+            self._unfinished[self._trial_id_to_study_id[trial_id]].discard(trial._number)
         trial.state = state
         if log["values"] is not None:
             trial.values = log["values"]

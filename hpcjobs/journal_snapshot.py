@@ -147,6 +147,9 @@ def _restore(worker_id_prefix: str, content: dict[str, Any]) -> Replay:
         numbers.append(trial_id)
         replay._trials[trial_id] = trial
         replay._trial_id_to_study_id[trial_id] = study_id
+        replay._by_number[study_id].append(trial)
+        if not trial.state.is_finished():
+            replay._unfinished[study_id].add(trial._number)
         for name in of_names.keys() - known[study_id].keys():
             known[study_id][name] = of_names[name]
     return replay

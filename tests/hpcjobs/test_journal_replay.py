@@ -211,3 +211,16 @@ def test_long_journal_is_opened_from_a_snapshot_the_second_time(
     monkeypatch.setattr("hpcjobs.journal_file.parse_lines", lambda data: pytest.fail("replayed"))
     opened = open_storage(StudyPaths(tmp_path))
     assert opened.get_all_trials(study._study_id) == study.trials
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(records, max_size=25), st.sets(st.sampled_from(list(TrialState))))
+def test_trials_by_state_are_those_of_optuna(log: list[dict[str, Any]], states: set[TrialState]) -> None:
+    data = b"".join(line_of(record, n) for n, record in enumerate(start + log))
+    stock = JournalStorageReplayResult("me-")
+    stock.apply_logs(json.loads(line) for line in data.splitlines())
+    replay = replayed(data)
+    for study in stock.get_all_studies():
+        for asked in (None, tuple(states)):
+            found = replay.get_all_trials(study._study_id, asked)
+            assert found == stock.get_all_trials(study._study_id, asked)
