@@ -167,7 +167,7 @@ class Measured:
     tell_p99: float
     longest: float
     cpu_ms_per_trial: float
-    share: float  # of a worker's time that calls take
+    share: float  # of the time of a trial that calls take
 
 
 def measure(system: str, load: Load, scratch: Path) -> Measured:
@@ -189,6 +189,7 @@ def measure(system: str, load: Load, scratch: Path) -> Measured:
     check(folder, finished=len(calls["tell"]))
     shutil.rmtree(folder)
     cpu = sum(result["cpu"] for result in results) + server_cpu
+    waited = float(sum(call.sum() for call in calls.values()))
     return Measured(
         system,
         load.workers,
@@ -200,7 +201,7 @@ def measure(system: str, load: Load, scratch: Path) -> Measured:
         tell_p99=float(np.quantile(calls["tell"], 0.99)),
         longest=float(max(call.max() for call in calls.values())),
         cpu_ms_per_trial=1000 * cpu / len(calls["tell"]),
-        share=float(sum(call.sum() for call in calls.values()) / sum(result["end"] for result in results)),
+        share=waited / (waited + len(calls["tell"]) * load.trial_s),
     )
 
 
@@ -354,7 +355,7 @@ def main() -> int:
             load = Load(most, options.seconds, trials_per_s=options.offered)
             figures[part] = rates(f"{options.offered:g} trials/s offered", [load])
         elif part == "coordination":
-            load = Load(256, 30.0, latency=True, trial_s=60.0)
+            load = Load(256, 60.0, latency=True, trials_per_s=256 / 60, trial_s=60.0)
             figures[part] = rates("256 workers, trials of 60 s, latency model", [load])
         elif part == "killed":
             figures[part] = {s: killed_holder(s, scratch) for s in options.systems if s != "grouped"}
