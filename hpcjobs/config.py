@@ -204,6 +204,7 @@ class ClusterConfig(Strict):
     exclusive: Flag = True
     gpu_vendor: Literal["amd", "nvidia", "none"] = "amd"
     gpus_per_node: Annotated[int, Field(strict=True, ge=0)] = 8
+    gpu_memory_gb: Positive | None = None  # of a whole GPU; for --mode auto
     gres: Line | None = None  # "gpu:mi300x:8"; without it --gpus-per-node
     cores_per_node: Positive
     mem_gb_per_node: Positive | None = None  # None: no --mem at all (some sites forbid it)
@@ -251,6 +252,7 @@ class RunConfig(Strict):
     nodes: Positive = 1
     mode: PartitionMode | None = None
     workers_per_node: Positive | None = None
+    workers_per_gpu: Positive | None = None  # several on each logical GPU that is there; without workers_per_node
     data: Path | None = None
     # where submit was called: modules of the user's own are imported from here
     working_folder: Path | None = None

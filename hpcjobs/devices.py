@@ -34,12 +34,16 @@ def find_gpus(vendor: str | None) -> tuple[LogicalGpu, ...]:
 
 
 def places(plan: Plan, gpus: Sequence[LogicalGpu], cpus: Sequence[Cpu]) -> list[Place]:
-    """One place per worker: the plan's number of them, or one per logical GPU that is there.
+    """One place per worker: the plan's number of them, or ``workers_per_gpu`` per logical GPU that is there.
 
-    Workers without a GPU of their own share them in turn. The cores are those of :func:`hpcjobs.cores.assign_cores`.
+    Fewer workers than GPUs are spread over all physical GPUs; more of them share the GPUs in turn. The cores
+    are those of :func:`hpcjobs.cores.assign_cores`.
     """
-    count = len(gpus) if plan.workers_by_devices and gpus else plan.workers_per_node
-    own = [gpus[worker % len(gpus)] if gpus else None for worker in range(count)]
+    count = plan.workers_per_gpu * len(gpus) if plan.workers_by_devices and gpus else plan.workers_per_node
+    spread = count < len(gpus)
+    own = [
+        gpus[worker * len(gpus) // count if spread else worker % len(gpus)] if gpus else None for worker in range(count)
+    ]
     shares = assign_cores([gpu.numa_node if gpu else None for gpu in own], cpus)
     return [
         Place(f"GPU {gpu.index}", gpu.environment, cores) if gpu else Place(cores=cores)

@@ -15,8 +15,8 @@ class Plan:
     Attributes:
         arrays: the number of elements of each job array; an element is one node.
         workers_per_node: workers that a node is expected to run.
-        workers_by_devices: the node starts one worker per logical GPU that it really finds, and ``workers_per_node``
-            only where it finds none.
+        workers_by_devices: the node starts ``workers_per_gpu`` workers per logical GPU that it really finds, and
+            ``workers_per_node`` only where it finds none.
         cores_per_worker: CPU cores of one worker.
         mem_gb_per_worker: host memory of one worker in GB, or None where the site does not meter it.
         mode: partition mode that the node must be in, or None for whatever it has.
@@ -29,6 +29,7 @@ class Plan:
     arrays: tuple[int, ...]
     workers_per_node: int
     workers_by_devices: bool
+    workers_per_gpu: int
     cores_per_worker: int
     mem_gb_per_worker: float | None
     mode: PartitionMode | None
@@ -50,11 +51,13 @@ def make_plan(file: StudyFile, *, local_cores: int = 1) -> Plan:
     Raises:
         UserError: a mode that the cluster does not offer, or several nodes without a cluster.
     """
-    return _local(file, local_cores) if file.cluster is None else _on_cluster(file, file.cluster)
+    if file.cluster is None:
+        return local_plan(file.name, file.run, local_cores)
+    return cluster_plan(file.name, file.run, file.cluster)
 
 
-def _local(file: StudyFile, cores: int) -> Plan:
-    run = file.run
+def local_plan(name: str, run: RunConfig, cores: int) -> Plan:
+    """The plan of something that runs on this machine, which has so many ``cores``."""
     if run.nodes > 1:
         raise UserError(
             f"--nodes: found {run.nodes}; allowed: 1 without --cluster, which runs on this "
@@ -69,11 +72,12 @@ def _local(file: StudyFile, cores: int) -> Plan:
     workers = run.workers_per_node or max(1, cores // 2)
     cores_per_worker = max(1, cores // workers)
     return Plan(
-        name=file.name,
+        name=name,
         nodes=1,
         arrays=(1,),
         workers_per_node=workers,
         workers_by_devices=run.workers_per_node is None,
+        workers_per_gpu=run.workers_per_gpu or 1,
         cores_per_worker=cores_per_worker,
         mem_gb_per_worker=None,
         mode=None,
@@ -86,19 +90,21 @@ def _local(file: StudyFile, cores: int) -> Plan:
     )
 
 
-def _on_cluster(file: StudyFile, cluster: ClusterConfig) -> Plan:
-    run = file.run
+def cluster_plan(name: str, run: RunConfig, cluster: ClusterConfig) -> Plan:
+    """The plan of something that runs in jobs of ``cluster``, one array element a node."""
     mode = requested_mode(run, cluster)
-    fixed = run.workers_per_node or cluster.workers_per_node
-    workers = fixed or max(1, cluster.gpus_per_node * (LOGICAL_GPUS[mode] if mode else 1))
+    fixed = run.workers_per_node or (None if run.workers_per_gpu else cluster.workers_per_node)
+    per_gpu = run.workers_per_gpu or 1
+    workers = fixed or max(1, per_gpu * cluster.gpus_per_node * (LOGICAL_GPUS[mode] if mode else 1))
     cores = max(1, cluster.cores_per_node // workers)
     memory = cluster.mem_gb_per_node
     return Plan(
-        name=file.name,
+        name=name,
         nodes=run.nodes,
         arrays=split(run.nodes, cluster.max_array_size),
         workers_per_node=workers,
         workers_by_devices=fixed is None,
+        workers_per_gpu=per_gpu,
         cores_per_worker=cores,
         mem_gb_per_worker=None if memory is None else memory / workers,
         mode=mode,

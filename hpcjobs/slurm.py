@@ -115,15 +115,25 @@ def job_script(plan: Plan, paths: StudyPaths, elements: int, working_folder: Pat
 
 def worker_command(plan: Plan, paths: StudyPaths, worker: int) -> list[str]:
     """The command of one worker, inside the container where the profile names one."""
+    return module_command(plan, "hpcjobs.worker", str(paths.folder), "--worker", str(worker))
+
+
+def module_command(plan: Plan, module: str, *arguments: str) -> list[str]:
+    """A Python module's command where workers run: inside the container, with the profile's Python."""
     cluster = plan.cluster
     container = list(cluster.container) if cluster else []
     default = "python3" if container else sys.executable
     python = (cluster.python if cluster else None) or default
-    return [*container, python, "-u", "-m", "hpcjobs.worker", str(paths.folder), "--worker", str(worker)]
+    return [*container, python, "-u", "-m", module, *arguments]
 
 
 def step_command(plan: Plan, paths: StudyPaths, element: str, worker: int) -> list[str]:
-    """The ``srun`` command of one long-lived step, started by the node agent inside its job.
+    """The ``srun`` command of one worker, started by the node agent inside its job."""
+    return srun_command(plan, worker, paths.worker_log(element, worker), worker_command(plan, paths, worker))
+
+
+def srun_command(plan: Plan, worker: int, log: Path, command: list[str]) -> list[str]:
+    """``command`` as one long-lived step of the job that this process runs in.
 
     ``--overlap`` with the job's own GRES lets all steps of a node run side by side; ``--exact`` would run them one
     after another, and ``--gres=none`` would take the devices away where cgroups constrain them. Overlapping steps are
@@ -144,9 +154,9 @@ def step_command(plan: Plan, paths: StudyPaths, element: str, worker: int) -> li
         "--unbuffered",
         "--open-mode=append",
         f"--job-name=worker_{worker:03d}",
-        f"--output={paths.worker_log(element, worker)}",
+        f"--output={log}",
         *cluster.srun,
-        *worker_command(plan, paths, worker),
+        *command,
     ]
 
 

@@ -156,6 +156,16 @@ def test_workers_share_devices_only_when_there_are_more_of_them(studies: Any) ->
     assert all(place.cores == (0, 1) for place in found)
 
 
+def test_fewer_workers_than_devices_are_spread_over_all_of_them(studies: Any) -> None:
+    found = places(plan_for(studies, workers_by_devices=False, workers_per_node=4), gpus(63), cpus(8))
+    assert [place.device for place in found] == ["GPU 0", "GPU 15", "GPU 31", "GPU 47"]
+
+
+def test_every_device_gets_the_same_number_of_workers(studies: Any) -> None:
+    found = places(plan_for(studies, workers_by_devices=True, workers_per_gpu=2), gpus(3), cpus(12))
+    assert [place.device for place in found] == ["GPU 0", "GPU 1", "GPU 2"] * 2
+
+
 def test_a_node_without_devices_runs_the_planned_number_of_workers(studies: Any) -> None:
     found = places(plan_for(studies, workers_by_devices=True, workers_per_node=3), [], cpus(7))
     assert [(place.device, place.cores) for place in found] == [("", (0, 1)), ("", (2, 3)), ("", (4, 5))]

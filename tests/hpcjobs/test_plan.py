@@ -108,3 +108,8 @@ def test_this_machine_is_one_node_in_the_mode_that_it_has() -> None:
         plan(None, nodes=2)
     with pytest.raises(UserError, match="--mode: found 'cpx'; allowed: no mode without --cluster"):
         plan(None, mode="cpx")
+
+
+def test_several_workers_on_each_logical_gpu_are_planned_for_those_that_are_there() -> None:
+    made = plan({"mode": SWITCHABLE, "workers_per_node": 4}, mode="cpx", workers_per_gpu=2)
+    assert (made.workers_per_node, made.workers_by_devices, made.workers_per_gpu) == (128, True, 2)
