@@ -117,7 +117,7 @@ class Cluster:
 
     def wait_for_job(self, job: str, timeout_s: float = 120.0) -> list[str]:
         """Wait until accounting shows an end for the job (all elements of an array); the states."""
-        going_on = ("PENDING", "RUNNING", "REQUEUED", "COMPLETING", "SUSPENDED", "RESIZING")
+        going_on = ("PENDING", "RUNNING", "COMPLETING", "SUSPENDED", "RESIZING")
 
         def ended() -> bool:
             records = self.sacct(job, "JobID", "State")
@@ -140,7 +140,10 @@ class Cluster:
         daemon.wait()
 
     def start_slurmd(self, node: str) -> None:
-        self._start_daemon(f"slurmd-{node}", ["slurmd", "-D", "-N", node, "-f", str(self.at.slurm_conf)])
+        """Start a node's slurmd under a host name of its own: else everything would take all nodes for one host."""
+        slurmd = ["slurmd", "-D", "-N", node, "-f", str(self.at.slurm_conf)]
+        named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', node, *slurmd]
+        self._start_daemon(f"slurmd-{node}", named)
 
     def kill_slurmctld(self) -> None:
         """SIGKILL to slurmctld. It saves its state every 5 s: what changed since then is lost, as on a real cluster."""

@@ -32,6 +32,11 @@ def test_a_step_knows_its_node_and_gets_the_gpus_as_rocr_variable_only(cluster: 
     assert not [line for line in text if line.startswith(("CUDA_VISIBLE", "HIP_VISIBLE"))]
 
 
+def test_every_node_has_a_host_name_of_its_own(cluster: Cluster) -> None:
+    text = cluster.run("srun", "-N4", "--exclusive", "hostname").stdout
+    assert sorted(text.split()) == ["gpu1", "gpu2", "gpu3", "gpu4"]
+
+
 def test_accounting_shows_jobs_and_steps(cluster: Cluster) -> None:
     job = cluster.run("sbatch", "--parsable", "--wrap", "srun true; srun true").stdout.strip()
     assert cluster.wait_for_job(job) == ["COMPLETED"]
@@ -62,17 +67,25 @@ def _run_in_job(_: int) -> list[str]:
     return start_steps()
 
 
+def start_job(cluster: Cluster, *options: str) -> str:
+    """A job of three seconds that has begun: Slurm calls it running before slurmd has even been told."""
+    begun = cluster.at.folder / "begun"
+    begun.unlink(missing_ok=True)
+    script = f"touch {begun}; sleep 3"
+    job = cluster.run("sbatch", "--parsable", *options, "--wrap", script).stdout.strip()
+    wait_until(begun.exists, "the job to begin")
+    return job
+
+
 def test_a_killed_slurmd_comes_back_and_its_steps_go_on(cluster: Cluster) -> None:
-    job = cluster.run("sbatch", "--parsable", "-w", "gpu2", "--wrap", "sleep 3").stdout.strip()
-    wait_until(lambda: "R" in cluster.run("squeue", "-h", "-o", "%t").stdout.split(), "the job to start")
+    job = start_job(cluster, "-w", "gpu2")
     cluster.kill_slurmd("gpu2")
     cluster.start_slurmd("gpu2")
     assert cluster.wait_for_job(job) == ["COMPLETED"]
 
 
 def test_a_restarted_slurmctld_knows_its_jobs(cluster: Cluster) -> None:
-    job = cluster.run("sbatch", "--parsable", "--wrap", "sleep 3").stdout.strip()
-    wait_until(lambda: "R" in cluster.run("squeue", "-h", "-o", "%t").stdout.split(), "the job to start")
+    job = start_job(cluster)
     cluster.restart_slurmctld()
     assert cluster.wait_for_job(job) == ["COMPLETED"]
 
