@@ -16,7 +16,8 @@ enum class DType : int32_t { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2, kFloat64
 using Stream = void*;
 
 constexpr int kMaxScales = 16;
-constexpr int kMaxGroups = 512;
+constexpr int kMaxMaps = 256;          // cameras times scales
+constexpr int kMaxScaleGroups = 512;   // scales times groups
 constexpr int kMaxDetections = 1024;
 constexpr int kTiles = 4;           // of a mosaic
 constexpr int kGeometry = 10;       // numbers of a layer's geometry

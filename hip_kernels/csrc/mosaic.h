@@ -43,22 +43,43 @@ struct Colour {
     float r, g, b;
 };
 
-HIP_KERNELS_BOTH inline float unit(float x) { return fminf(fmaxf(x, 0.f), 1.f); }
+HIP_KERNELS_BOTH inline float unit(float x) {
+#if defined(__CUDA_ARCH__)
+    return __saturatef(x);  // part of the addition before it
+#else
+    return fminf(fmaxf(x, 0.f), 1.f);
+#endif
+}
 
-// Hue, saturation and value times their gains, hue on a circle, the others up to 1. Input and output 0 to 1.
-// The way back uses the hexagon's three tent functions of the hue, which need no cases.
+HIP_KERNELS_BOTH inline float reciprocal(float x) {
+#if defined(__CUDA_ARCH__)
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+#elif defined(__HIP_DEVICE_COMPILE__)
+    return __builtin_amdgcn_rcpf(x);
+#else
+    return 1.f / x;
+#endif
+}
+
+// Hue, saturation and value of a colour from 0 to 255, times their gains, as a colour from 0 to 1: hue on a circle, the
+// others up to 1. `value_gain` has the division by 255 in it.
+//
+// One reciprocal serves both quotients, and the way back uses the hexagon's three tent functions, which need no cases.
+// With chroma 0 the reciprocal is large but finite, and what it multiplies is 0.
 HIP_KERNELS_BOTH inline Colour jitter(Colour c, float hue_gain, float saturation_gain, float value_gain) {
     const float high = fmaxf(c.r, fmaxf(c.g, c.b)), low = fminf(c.r, fminf(c.g, c.b));
     const float chroma = high - low;
+    const float both = reciprocal(fmaxf(chroma * high, 1e-20f));
     const bool red = high == c.r, green = high == c.g;
-    const float difference = red ? c.g - c.b : green ? c.b - c.r : c.r - c.g;
-    const float sector = red ? 0.f : green ? 2.f : 4.f;
-    float hue = sector + difference / fmaxf(chroma, 1e-12f);
-    hue = hue < 0.f ? hue + 6.f : hue;
-    hue *= hue_gain;
+    const float difference = (red ? c.g : green ? c.b : c.r) - (red ? c.b : green ? c.r : c.g);
+    float hue = difference * (both * high) + (red ? 0.f : green ? 2.f : 4.f);
+    hue = (hue < 0.f ? hue + 6.f : hue) * hue_gain;
     hue -= 6.f * floorf(hue * (1.f / 6.f));
     const float value = fminf(high * value_gain, 1.f);
-    const float new_chroma = value * fminf(chroma / fmaxf(high, 1e-12f) * saturation_gain, 1.f);
+    const float scale = fminf(value_gain, both * chroma);  // value / high
+    const float new_chroma = fminf(scale * saturation_gain * chroma, value);
     const float base = value - new_chroma;
     return {base + new_chroma * unit(fabsf(hue - 3.f) - 1.f), base + new_chroma * unit(2.f - fabsf(hue - 2.f)),
             base + new_chroma * unit(2.f - fabsf(hue - 4.f))};

@@ -116,7 +116,7 @@ def test_views_with_any_strides_are_read_right(device: str) -> None:
         ((torch.rand(1, 5, 4), torch.rand(1, 5), torch.zeros(1, 5).long(), 1.5, 5), "iou_threshold in"),
         ((torch.rand(1, 5, 4), torch.rand(1, 5), torch.zeros(1, 5).long(), 0.5, 0), "max_detections from 1 to 1024"),
     ],
-    ids=str,
+    ids=range(5),
 )
 def test_wrong_arguments_name_what_was_expected(arguments: tuple, message: str) -> None:
     if not hip_kernels.is_built("cpu"):

@@ -71,7 +71,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 2e-3, tor
         {"embed": 66, "groups": 33},
         {"maps": ((1, 1),), "embed": 8, "groups": 8},
         {"points": 130, "anchors": 2, "spread": 0.0},
-        {"embed": 512, "groups": 512, "anchors": 2},
+        {"embed": 256, "groups": 128, "anchors": 2},
     ],
     ids=str,
 )
@@ -196,8 +196,9 @@ def test_a_map_that_leaves_the_features_is_an_error_or_zeros(device: str) -> Non
         ({"features": torch.ones(2, 492, 24, dtype=torch.int32)}, TypeError, "expected features of dtype float32"),
         ({"locations": torch.rand(2, 7, 5, 3, 2).half()}, TypeError, "expected locations of dtype Float, got Half"),
         ({"scale_start": torch.zeros(3, 3)}, TypeError, "expected integer spatial_shapes and scale_start"),
+        ({"weights": torch.rand(2, 7, 5, 3, 3, 24).repeat(1, 1, 1, 1, 1, 8)}, ValueError, "groups that divide"),
     ],
-    ids=str,
+    ids=range(8),
 )
 def test_wrong_arguments_name_what_was_expected(change: dict, error: type[Exception], message: str) -> None:
     if not hip_kernels.is_built("cpu"):

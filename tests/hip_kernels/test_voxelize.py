@@ -118,7 +118,7 @@ def test_the_gradient_goes_back_to_the_points_that_were_kept(device: str) -> Non
         ((torch.rand(5, 4), [1e-3] * 3, [0, 0, 0, 1e3, 1e3, 1e3], 2, 2), r"fewer than 2\^31 voxels"),
         ((torch.rand(5, 4), VOXEL, RANGE, 0, 2), "positive max_points"),
     ],
-    ids=str,
+    ids=range(6),
 )
 def test_wrong_arguments_name_what_was_expected(arguments: tuple, message: str) -> None:
     if not hip_kernels.is_built("cpu"):

@@ -6,7 +6,7 @@
 namespace hip_kernels::gpu {
 namespace {
 
-constexpr int kUnroll = 4;  // rows in flight per lane before the first is used
+constexpr int kUnroll = 4;  // rows in flight per lane before the first is used, as many as one int4 names
 
 template <typename T, int V>
 __global__ __launch_bounds__(kBlock) void forward_kernel(DeformableForward p, Plan plan) {
@@ -21,37 +21,30 @@ __global__ __launch_bounds__(kBlock) void forward_kernel(DeformableForward p, Pl
     const bool active = channel < embed;
     const int group = active ? channel / (embed / groups) : 0;
     const T* features = static_cast<const T*>(p.features) + (anchor / p.shape.anchors) * p.shape.rows * embed + channel;
-    const A* locations = static_cast<const A*>(p.locations) + 2 * anchor * pairs;
     A sum[V] = {};
 
+    read_levels(p, s);
     for (int first_pair = 0; first_pair < pairs; first_pair += kBlock) {
-        const int pair = first_pair + tid;
-        const bool inside = pair < pairs && pair_inside(locations, pair);
-        int found;
-        const int rank = block_rank(inside, s.wave_sums, found);
-        if (inside) s.items[rank] = pair;
-        __syncthreads();
+        const int found = find_items(p, s, anchor, first_pair);
         for (int first = 0; first < found; first += plan.max_items) {
-            const int rows = build_entries<T, false>(p, s, anchor, first, min(plan.max_items, found - first));
+            const int rows = build_entries<T, false>(p, plan, s, anchor, first, min(plan.max_items, found - first));
             if (active) {
-                int i = team;
-                for (; i + (kUnroll - 1) * teams < rows; i += kUnroll * teams) {
-                    Pack<T, V> value[kUnroll];
-                    A factor[kUnroll];
+                const A* coefficient = s.coefficient + group;
+                int i = team * kUnroll;
+                for (; i + kUnroll <= rows; i += teams * kUnroll) {
+                    const int4 row = *reinterpret_cast<const int4*>(s.row + i);
+                    const Pack<T, V> value[kUnroll] = {load<T, V>(features + row.x), load<T, V>(features + row.y),
+                                                       load<T, V>(features + row.z), load<T, V>(features + row.w)};
 #pragma unroll
                     for (int u = 0; u < kUnroll; ++u) {
-                        value[u] = load<T, V>(features + s.row[i + u * teams] * embed);
-                        factor[u] = s.coefficient[(i + u * teams) * groups + group];
-                    }
+                        const A factor = coefficient[(i + u) * groups];
 #pragma unroll
-                    for (int u = 0; u < kUnroll; ++u) {
-#pragma unroll
-                        for (int v = 0; v < V; ++v) sum[v] += factor[u] * widen(value[u].at[v]);
+                        for (int v = 0; v < V; ++v) sum[v] += factor * widen(value[u].at[v]);
                     }
                 }
-                for (; i < rows; i += teams) {
-                    const Pack<T, V> value = load<T, V>(features + s.row[i] * embed);
-                    const A factor = s.coefficient[i * groups + group];
+                for (; i < rows; ++i) {  // one team has the rest
+                    const Pack<T, V> value = load<T, V>(features + s.row[i]);
+                    const A factor = coefficient[i * groups];
 #pragma unroll
                     for (int v = 0; v < V; ++v) sum[v] += factor * widen(value.at[v]);
                 }
@@ -95,19 +88,29 @@ int launch_widest(const DeformableForward& p, hipStream_t stream) {
 
 const char* error_string(int error) { return hipGetErrorString(hipError_t(error)); }
 
+static Divisor divisor(int by) {
+    Divisor d{0, 0};
+    while ((int64_t(1) << d.shift) < by) ++d.shift;
+    d.multiplier = uint32_t(((uint64_t(1) << 32) * ((uint64_t(1) << d.shift) - uint64_t(by))) / uint64_t(by) + 1);
+    return d;
+}
+
 Plan plan_for(const DeformableShape& shape, int pack, int accumulate_bytes, bool backward) {
     Plan plan{};
-    // 16 KiB of coefficients at most keep several blocks on a compute unit of 64 KiB
-    const int budget = int(16384 / accumulate_bytes / shape.groups);
-    const int per_item = shape.scales * 4;
-    plan.max_items = std::max(1, std::min(kBlock, budget) / per_item);
-    plan.max_entries = plan.max_items * per_item;
+    // 8 KiB of coefficients at most let several blocks share a compute unit of 64 KiB
+    const int budget = std::min(kBlock, 8192 / accumulate_bytes / shape.groups);
+    plan.max_items = 1;
+    while (plan.max_items * 2 * shape.scales * 4 <= budget) plan.max_items *= 2;
+    while ((1 << plan.segment_shift) < 4 * plan.max_items) ++plan.segment_shift;
+    plan.max_entries = 4 * plan.max_items * shape.scales;
     const int packs = shape.embed / pack;
     for (plan.lanes = 1; plan.lanes < packs && plan.lanes < kBlock;) plan.lanes *= 2;
     plan.tiles = (packs + plan.lanes - 1) / plan.lanes;
     const int group_packs = packs / shape.groups;
     for (plan.merge_lanes = 1; plan.merge_lanes < 32 && group_packs % (2 * plan.merge_lanes) == 0;) plan.merge_lanes *= 2;
     plan.merge_lanes = std::min(plan.merge_lanes, plan.lanes);
+    plan.per_item = divisor(shape.scales * shape.groups);
+    plan.per_row = divisor(shape.groups % 4 == 0 ? shape.groups / 4 : shape.groups);
     if (accumulate_bytes == 8) {
         Shared<double> s;
         plan.shared_bytes = carve(s, nullptr, plan, shape, pack, backward);

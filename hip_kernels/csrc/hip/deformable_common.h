@@ -14,29 +14,49 @@
 
 namespace hip_kernels::gpu {
 
-// A chunk is the samples treated at once: `max_items` (point, camera) pairs of S scales and four corners each, one thread
-// per corner.
+// Division of n < 2^31 by a number that only the host knows, in three instructions.
+struct Divisor {
+    uint32_t multiplier, shift;
+    __device__ int of(int n) const { return int((__umulhi(uint32_t(n), multiplier) + uint32_t(n)) >> shift); }
+};
+
+// A chunk is the samples treated at once: up to `max_items` (point, camera) pairs of S scales and four corners each, one
+// thread per corner. Corners lie at scale * segment + item * 4 + corner, where segment = 4 * max_items is a power of two.
 struct Plan {
-    int max_items;    // pairs of a chunk
-    int max_entries;  // max_items * S * 4, at most kBlock
-    int lanes;        // lanes that share a row, a power of two up to kBlock
-    int tiles;        // how often those lanes go over a row
-    int merge_lanes;  // neighbouring lanes of one group, a power of two up to 32
+    int max_items;      // pairs of a chunk, a power of two
+    int segment_shift;  // log2(segment)
+    int max_entries;    // segment * S, at most kBlock
+    int lanes;          // lanes that share a row, a power of two up to kBlock
+    int tiles;          // how often those lanes go over a row
+    int merge_lanes;    // neighbouring lanes of one group, a power of two up to 32
+    Divisor per_item;   // by S * G
+    Divisor per_row;    // by G, or by G / 4 where four groups are treated at once
     size_t shared_bytes;
 };
 
 template <typename A>
+struct Item {
+    A x, y;
+    int pair, level;  // level: the camera's first map
+};
+
+struct Level {
+    int start, height, width;
+};
+
+template <typename A>
 struct Shared {
-    int* items;      // [kBlock] pairs inside their image
-    int* key;        // [max_entries] row, or -1 for padding
-    int* next;       // [max_entries] next corner on the same row, or -1
-    int* slot;       // [max_entries] place in `row`, -1 for padding
-    int* row;        // [max_entries] distinct rows
-    int* wave_sums;  // [kBlock / 32]
-    A* corner;       // [max_entries] bilinear weight
-    A* weight;       // [max_items * S * G]
-    A* coefficient;  // [max_entries * G]; the forward's final sum reuses its place
-    A* dot;          // [max_entries * G], backward only
+    Item<A>* items;   // [min(kBlock, P * C)] pairs inside their image
+    Level* levels;    // [C * S]
+    int* key;         // [max_entries] row, or -1 for padding
+    int* next;        // [max_entries] next corner on the same row, or -1
+    int* slot;        // [max_entries] place among the distinct rows, -1 for padding; backward only
+    int* row;         // [max_entries] distinct rows, as offset of their first element
+    int* wave_sums;   // [kBlock / 32]
+    A* corner;        // [max_entries] bilinear weight
+    A* weight;        // [max_items * S * G]
+    A* coefficient;   // [max_entries * G]; the forward's final sum reuses its place
+    A* dot;           // [max_entries * G], backward only
 };
 
 template <typename A>
@@ -48,14 +68,16 @@ __host__ __device__ inline size_t carve(Shared<A>& s, char* base, const Plan& pl
         pointer = reinterpret_cast<Element*>(base + used);
         used += (count * sizeof(Element) + 15) / 16 * 16;
     };
-    take(s.items, kBlock);
+    const int pairs = shape.points * shape.cameras;
+    take(s.items, pairs < kBlock ? pairs : kBlock);
+    take(s.levels, shape.cameras * shape.scales);
     take(s.key, plan.max_entries);
     take(s.next, plan.max_entries);
-    take(s.slot, plan.max_entries);
+    if (backward) take(s.slot, plan.max_entries);
     take(s.row, plan.max_entries);
     take(s.wave_sums, kBlock / 32);
     take(s.corner, plan.max_entries);
-    take(s.weight, size_t(plan.max_items) * shape.scales * shape.groups);
+    take(s.weight, plan.max_items * shape.scales * shape.groups);
     const size_t coefficients = size_t(plan.max_entries) * shape.groups;
     const size_t sums = backward ? 0 : size_t(kBlock) * pack;
     take(s.coefficient, coefficients > sums ? coefficients : sums);
@@ -83,65 +105,101 @@ __device__ inline int block_rank(bool flag, int* wave_sums, int& total) {
 // One sampled location on one map: its upper left pixel and the fractions.
 template <typename A>
 struct Sample {
-    int x0, y0, width, height;
+    int x0, y0;
     A fx, fy;
 };
 
-template <typename A, typename Params>
-__device__ inline Sample<A> sample_of(const Params& p, int64_t location, int level) {
-    const A* locations = static_cast<const A*>(p.locations) + 2 * location;
-    Sample<A> s;
-    s.height = p.spatial_shapes[2 * level];
-    s.width = p.spatial_shapes[2 * level + 1];
-    const A px = locations[0] * A(s.width) - A(0.5), py = locations[1] * A(s.height) - A(0.5);
-    const A bx = floor(px), by = floor(py);
-    s.x0 = int(bx);
-    s.y0 = int(by);
-    s.fx = px - bx;
-    s.fy = py - by;
-    return s;
+template <typename A>
+__device__ inline Sample<A> sample_of(const Item<A>& item, const Level& level) {
+    const A x = item.x * A(level.width) - A(0.5), y = item.y * A(level.height) - A(0.5);
+    const A left = floor(x), top = floor(y);
+    return {int(left), int(top), x - left, y - top};
 }
 
 template <typename A>
-__device__ inline bool pair_inside(const A* locations, int64_t pair) {
-    const A x = locations[2 * pair], y = locations[2 * pair + 1];
+__device__ inline bool pair_inside(A x, A y) {
     return x > A(0) && x < A(1) && y > A(0) && y < A(1);  // false for NaN
 }
 
-// Fills key, corner, next, row, coefficient (and, for the backward, slot) for `count` items from `first_item` on.
-// Returns the number of distinct rows. Corners are laid out [scale][item][corner], so that those which can share a row are
-// neighbours: only corners of one scale (and camera) can.
-template <typename T, bool kKeepSlots>
-__device__ inline int build_entries(const DeformableForward& p, const Shared<accumulate_t<T>>& s, int64_t anchor, int first_item,
-                                    int count) {
-    using A = accumulate_t<T>;
-    const int scales = p.shape.scales, groups = p.shape.groups, cameras = p.shape.cameras;
-    const int64_t pairs = p.shape.points * cameras;
-    const int segment = count * 4, entries = segment * scales, tid = threadIdx.x;
-    const int per_item = scales * groups;
-    const T* weights = static_cast<const T*>(p.weights) + anchor * pairs * per_item;
-    for (int i = tid; i < count * per_item; i += kBlock) {
-        const int item = i / per_item;
-        s.weight[i] = widen(weights[int64_t(s.items[first_item + item]) * per_item + (i - item * per_item)]);
+// Copies the table of maps; a barrier of the caller's stands between this and its use.
+template <typename A>
+__device__ inline void read_levels(const DeformableForward& p, const Shared<A>& s) {
+    for (int i = threadIdx.x; i < p.shape.cameras * p.shape.scales; i += kBlock) {
+        s.levels[i] = {p.scale_start[i], p.spatial_shapes[2 * i], p.spatial_shapes[2 * i + 1]};
     }
+}
+
+// Lists the pairs of [first_pair, first_pair + kBlock) whose location is inside; returns their number. Ends with a barrier.
+template <typename A>
+__device__ inline int find_items(const DeformableForward& p, const Shared<A>& s, int64_t anchor, int first_pair) {
+    const int pairs = p.shape.points * p.shape.cameras, pair = first_pair + threadIdx.x;
+    Item<A> item = {A(0), A(0), pair, 0};
+    if (pair < pairs) {
+        const Pack<A, 2> at = load<A, 2>(static_cast<const A*>(p.locations) + 2 * (anchor * pairs + pair));
+        item.x = at.at[0];
+        item.y = at.at[1];
+        item.level = pair % p.shape.cameras * p.shape.scales;
+    }
+    int found;
+    const bool inside = pair < pairs && pair_inside(item.x, item.y);
+    const int rank = block_rank(inside, s.wave_sums, found);
+    if (inside) s.items[rank] = item;
+    __syncthreads();
+    return found;
+}
+
+// The sums of `kPack` groups' weights over the corners of each distinct row.
+template <bool kKeepSlots, int kPack, typename A>
+__device__ inline void sum_coefficients(const Shared<A>& s, const Plan& plan, int distinct, int scales, int groups) {
+    const int parts = groups / kPack;
+    for (int i = threadIdx.x; i < distinct * parts; i += kBlock) {
+        const int place = plan.per_row.of(i), part = i - place * parts;
+        Pack<A, kPack> sum = {}, zero = {};
+        for (int corner = s.row[place]; corner >= 0; corner = s.next[corner]) {
+            const int scale = corner >> plan.segment_shift, item = (corner & (4 * plan.max_items - 1)) >> 2;
+            const Pack<A, kPack> weight = load<A, kPack>(s.weight + (item * scales + scale) * groups + part * kPack);
+            const A factor = s.corner[corner];
+#pragma unroll
+            for (int g = 0; g < kPack; ++g) sum.at[g] += factor * weight.at[g];
+            if (kKeepSlots && part == 0) s.slot[corner] = place;
+        }
+        store<A, kPack>(s.coefficient + i * kPack, sum);
+        if (kKeepSlots) store<A, kPack>(s.dot + i * kPack, zero);
+    }
+}
+
+// Fills row and coefficient (for the backward also slot and, with zeros, dot) for `count` items from `first_item` on.
+// Returns the number of distinct rows. Only corners of one scale can share a row, and they are neighbours.
+template <typename T, bool kKeepSlots>
+__device__ inline int build_entries(const DeformableForward& p, const Plan& plan, const Shared<accumulate_t<T>>& s,
+                                    int64_t anchor, int first_item, int count) {
+    using A = accumulate_t<T>;
+    const int scales = p.shape.scales, groups = p.shape.groups, tid = threadIdx.x, per_item = scales * groups;
+    const Item<A>* items = s.items + first_item;
+    const T* weights = static_cast<const T*>(p.weights) + anchor * p.shape.points * p.shape.cameras * per_item;
+    for (int i = tid; i < count * per_item; i += kBlock) {
+        const int item = plan.per_item.of(i);
+        s.weight[i] = widen(weights[int64_t(items[item].pair) * per_item + (i - item * per_item)]);
+    }
+    const int scale = tid >> plan.segment_shift, segment_start = scale << plan.segment_shift;
+    const int item = (tid - segment_start) >> 2;
+    const bool exists = scale < scales && item < count;
     int key = -1;
-    const int scale = tid / max(segment, 1);
-    if (tid < entries) {
-        const int pair = s.items[first_item + (tid - scale * segment) / 4];
-        const int level = (pair % cameras) * scales + scale;
-        const Sample<A> at = sample_of<A>(p, anchor * pairs + pair, level);
-        const int dx = tid & 1, dy = (tid >> 1) & 1;
-        const int x = at.x0 + dx, y = at.y0 + dy;
-        const int64_t row = p.scale_start[level] + int64_t(y) * at.width + x;
-        if (x >= 0 && x < at.width && y >= 0 && y < at.height && row >= 0 && row < p.shape.rows) key = int(row);
+    if (exists) {
+        const Level level = s.levels[items[item].level + scale];
+        const Sample<A> at = sample_of<A>(items[item], level);
+        const int dx = tid & 1, dy = (tid >> 1) & 1, x = at.x0 + dx, y = at.y0 + dy;
+        const int64_t row = level.start + int64_t(y) * level.width + x;
+        if (x >= 0 && x < level.width && y >= 0 && y < level.height && row >= 0 && row < p.shape.rows) key = int(row);
         s.key[tid] = key;
         s.next[tid] = -1;
+        if (kKeepSlots) s.slot[tid] = -1;
         s.corner[tid] = (dx ? at.fx : A(1) - at.fx) * (dy ? at.fy : A(1) - at.fy);
     }
     __syncthreads();
     int previous = -1;
     if (key >= 0) {
-        for (int i = scale * segment; i < tid; i += 4) {
+        for (int i = segment_start; i < tid; i += 4) {
             const int4 keys = *reinterpret_cast<const int4*>(s.key + i);
             if (keys.x == key) previous = i;
             if (keys.y == key && i + 1 < tid) previous = i + 1;
@@ -152,23 +210,16 @@ __device__ inline int build_entries(const DeformableForward& p, const Shared<acc
     }
     int distinct;
     const bool leads = key >= 0 && previous < 0;
-    const int slot = block_rank(leads, s.wave_sums, distinct);
-    if (tid < entries) s.slot[tid] = leads ? slot : -1;
-    if (leads) s.row[slot] = tid;  // for the moment, the corner that leads the chain
+    const int place = block_rank(leads, s.wave_sums, distinct);
+    if (leads) s.row[place] = tid;  // for the moment, the corner that leads the chain
     __syncthreads();
-    for (int i = tid; i < distinct * groups; i += kBlock) {
-        const int place = i / groups, group = i - place * groups;
-        A sum = A(0);
-        for (int corner = s.row[place]; corner >= 0; corner = s.next[corner]) {
-            const int of_scale = corner / segment, item = (corner - of_scale * segment) / 4;
-            sum += s.corner[corner] * s.weight[(item * scales + of_scale) * groups + group];
-            if (kKeepSlots && group == 0) s.slot[corner] = place;
-        }
-        s.coefficient[i] = sum;
-        if (kKeepSlots) s.dot[i] = A(0);
+    if (groups % 4 == 0) {
+        sum_coefficients<kKeepSlots, 4>(s, plan, distinct, scales, groups);
+    } else {
+        sum_coefficients<kKeepSlots, 1>(s, plan, distinct, scales, groups);
     }
     __syncthreads();
-    if (tid < distinct) s.row[tid] = s.key[s.row[tid]];
+    if (leads) s.row[place] = key * p.shape.embed;
     __syncthreads();
     return distinct;
 }

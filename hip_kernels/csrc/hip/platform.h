@@ -72,10 +72,14 @@ __device__ inline T narrow(A x) {
 // To nearest, ties to even; NaN stays NaN.
 template <>
 __device__ inline BFloat16 narrow<BFloat16, float>(float x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    return {__bfloat16_as_ushort(__float2bfloat16_rn(x))};
+#else
     uint32_t bits;
     memcpy(&bits, &x, 4);
     if (x != x) return {uint16_t(0x7fc0)};
     return {uint16_t((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
+#endif
 }
 
 // V consecutive elements, moved by one instruction of up to 16 bytes.
@@ -140,11 +144,12 @@ __device__ inline void atomic_add_pack(A* to, const A (&value)[V]) {
         for (int v = 0; v < V; v += 4) {
             atomicAdd(reinterpret_cast<float4*>(to + v), make_float4(value[v], value[v + 1], value[v + 2], value[v + 3]));
         }
-        return;
-    }
+    } else
 #endif
+    {
 #pragma unroll
-    for (int v = 0; v < V; ++v) atomic_add(to + v, value[v]);
+        for (int v = 0; v < V; ++v) atomic_add(to + v, value[v]);
+    }
 }
 
 // Product and quotient without contraction into a fused operation, for results that must equal the CPU's.

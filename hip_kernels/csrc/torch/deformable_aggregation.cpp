@@ -30,10 +30,12 @@ void check_shapes(const Tensor& features, const Tensor& shapes, const Tensor& st
     }
     check_size(weights, 4, shapes.size(1), "weights", "(B, A, P, C, S, G)");
     const int64_t groups = weights.size(5), scales = shapes.size(1);
-    TORCH_CHECK_VALUE(groups > 0 && groups <= kMaxGroups && features.size(2) % groups == 0,
-                "hip_kernels: expected 1 to ", kMaxGroups, " groups that divide the embedding width ", features.size(2),
-                ", got ", groups);
-    TORCH_CHECK_VALUE(scales <= kMaxScales, "hip_kernels: expected at most ", kMaxScales, " scales, got ", scales);
+    TORCH_CHECK_VALUE(groups > 0 && features.size(2) % groups == 0,
+                "hip_kernels: expected groups that divide the embedding width ", features.size(2), ", got ", groups);
+    TORCH_CHECK_VALUE(scales <= kMaxScales && scales * groups <= kMaxScaleGroups, "hip_kernels: expected at most ", kMaxScales,
+                " scales, and ", kMaxScaleGroups, " scales times groups, got ", scales, " scales and ", groups, " groups");
+    TORCH_CHECK_VALUE(shapes.size(0) * scales <= kMaxMaps, "hip_kernels: expected at most ", kMaxMaps,
+                " maps (cameras times scales), got ", shapes.size(0) * scales);
     constexpr int64_t kMost = int64_t(1) << 31;
     TORCH_CHECK_VALUE(features.size(1) * features.size(2) < kMost,
                 "hip_kernels: expected fewer than 2^31 feature elements an image, got ",
