@@ -14,6 +14,8 @@ from optuna.exceptions import UpdateFinishedTrialError
 
 from hpcjobs.budget import TrialTaken, is_ours
 
+CHECK_OWNER_S = 1.0
+
 __all__ = ["HandBack", "TrialContext", "TrialTaken"]
 
 
@@ -99,6 +101,8 @@ class TrialContext:
         self._trial = trial
         self._token = token
         self._clock = clock
+        self._checked = -math.inf
+        self._prunes = not isinstance(trial.study.pruner, optuna.pruners.NopPruner)
         self._reported = set(trial.storage.get_trial(trial._trial_id).intermediate_values)
 
     @property
@@ -134,13 +138,20 @@ class TrialContext:
                 self._trial.report(value, step)
             except UpdateFinishedTrialError:
                 raise TrialTaken(f"trial {self.number} has ended meanwhile") from None
-        if not is_ours(self._trial.storage.get_trial(self._trial._trial_id), self._token):
-            raise TrialTaken(f"trial {self.number} belongs to somebody else meanwhile")
+        self._check_owner()
         self._clock.progress(step, value, self.figures, epoch_s)
-        if self._trial.should_prune():
+        if self._prunes and self._trial.should_prune():
             raise optuna.TrialPruned(f"pruned after step {step}")
         if self._clock.stop_ordered() or (step < self.epochs and not self._another_epoch_fits()):
             self.hand_back()
+
+    def _check_owner(self) -> None:
+        """Look whether the trial is still ours, but not so often that quick reports wait for the journal."""
+        if time.monotonic() - self._checked < CHECK_OWNER_S:
+            return
+        if not is_ours(self._trial.storage.get_trial(self._trial._trial_id), self._token):
+            raise TrialTaken(f"trial {self.number} belongs to somebody else meanwhile")
+        self._checked = time.monotonic()
 
     def _another_epoch_fits(self) -> bool:
         """An objective that polls can stop at any step; any other one would lose the epoch that the job's end cuts."""

@@ -6,7 +6,7 @@ import difflib
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from hpcjobs.config import Categorical, Choice, Int, LogUniform, NamedWithOptions, StudyConfig, Uniform
+from hpcjobs.config import Categorical, Choice, Int, LogUniform, NamedWithOptions, Parameter, StudyConfig
 from hpcjobs.errors import UserError
 
 if TYPE_CHECKING:
@@ -83,6 +83,25 @@ def make_pruner(config: StudyConfig) -> optuna.pruners.BasePruner:
     return pruner
 
 
+def distribution(space: Parameter) -> optuna.distributions.BaseDistribution:
+    """One parameter of the search space as Optuna's distribution."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if isinstance(space, Categorical):
+        return CategoricalDistribution(space.values)
+    if isinstance(space, Int):
+        return IntDistribution(space.min, space.max, log=space.log, step=space.step)
+    return FloatDistribution(space.min, space.max, log=isinstance(space, LogUniform))
+
+
+def fits(space: optuna.distributions.BaseDistribution, value: Choice) -> bool:
+    """Whether a value, which may come from another search space, lies in this one."""
+    try:
+        return bool(space._contains(space.to_internal_repr(value)))
+    except ValueError:
+        return False
+
+
 def suggest(trial: optuna.Trial, config: StudyConfig) -> dict[str, Choice]:
     """The values of one trial: the fixed ones and those of the search space.
 
@@ -90,12 +109,5 @@ def suggest(trial: optuna.Trial, config: StudyConfig) -> dict[str, Choice]:
     """
     values: dict[str, Choice] = dict(config.fixed)
     for name, space in config.parameters.items():
-        if isinstance(space, Uniform):
-            values[name] = trial.suggest_float(name, space.min, space.max)
-        elif isinstance(space, LogUniform):
-            values[name] = trial.suggest_float(name, space.min, space.max, log=True)
-        elif isinstance(space, Int):
-            values[name] = trial.suggest_int(name, space.min, space.max, step=space.step, log=space.log)
-        elif isinstance(space, Categorical):
-            values[name] = trial.suggest_categorical(name, space.values)
+        values[name] = trial._suggest(name, distribution(space))
     return values

@@ -9,15 +9,15 @@ import optuna
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from hpcjobs.config import StudyFile
+from hpcjobs.config import Choice, StudyFile
 from hpcjobs.errors import UserError
 from hpcjobs.journal import StudyStorage, open_storage
 from hpcjobs.load import read_study_file, write_study_file
 from hpcjobs.paths import StudyPaths
-from hpcjobs.sampling import make_pruner, make_sampler
+from hpcjobs.sampling import distribution, fits, make_pruner, make_sampler
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Sequence
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,11 @@ class OpenStudy:
         )
 
 
-def create_study(paths: StudyPaths, file: StudyFile) -> OpenStudy:
+def create_study(paths: StudyPaths, file: StudyFile, starts: Sequence[dict[str, Choice]] = ()) -> OpenStudy:
     """Make the study in the folder, with all its trials waiting, and write ``study.yaml`` if it is not there.
 
-    The number of trials is fixed here: workers claim waiting trials and never make one.
+    The number of trials is fixed here: workers claim waiting trials and never make one. ``starts`` are parameters that
+    the first of them must take.
 
     Raises:
         UserError: if the folder already holds a study.
@@ -70,7 +71,7 @@ def create_study(paths: StudyPaths, file: StudyFile) -> OpenStudy:
         if storage.get_all_studies():
             raise UserError(f"{paths.folder}: already holds a study. Resume it, or choose another folder.")
         study_id = storage.create_new_study([direction], file.name)
-        _enqueue(storage, study_id, file.study.trials)
+        _enqueue(storage, study_id, file.study.trials, starts)
     return OpenStudy(paths, file, storage, study_id, file.name)
 
 
@@ -102,8 +103,32 @@ def extend(study: OpenStudy, more: int) -> None:
         _enqueue(study.storage, study.study_id, more)
 
 
-def _enqueue(storage: StudyStorage, study_id: int, count: int) -> None:
+def best_starts(file: StudyFile, old: OpenStudy, at_most: int | None = None) -> list[dict[str, Choice]]:
+    """The best parameters of an older study for the first trials of the new one that ``file`` describes.
+
+    Only values that lie in the new search space are taken over; the sampler draws the others. By default they are for
+    at most a fifth of the trials.
+
+    Raises:
+        UserError: if no completed trial of the older study has a value that fits.
+    """
+    space = {name: distribution(parameter) for name, parameter in file.study.parameters.items()}
+    sign = -1.0 if old.file.study.direction == "maximize" else 1.0
+    completed = sorted(old.trials((TrialState.COMPLETE,)), key=lambda trial: sign * trial.values[0])
+    fitting = [
+        {name: value for name, value in trial.params.items() if name in space and fits(space[name], value)}
+        for trial in completed
+    ]
+    starts = [values for values in fitting if values]
+    if not starts:
+        raise UserError(f"{old.paths.folder}: found no completed trial whose parameters lie in the new search space")
+    return starts[: at_most if at_most is not None else max(1, file.study.trials // 5)]
+
+
+def _enqueue(storage: StudyStorage, study_id: int, count: int, starts: Sequence[dict[str, Choice]] = ()) -> None:
     """Append ``count`` waiting trials in one write: one by one, thousands take minutes on a parallel filesystem."""
     with storage.batch():
-        for _ in range(count):
-            storage.create_new_trial(study_id, create_trial(state=TrialState.WAITING))
+        for number in range(count):
+            # Optuna's own name for parameters that a queued trial must take
+            attributes = {"fixed_params": starts[number]} if number < len(starts) else {}
+            storage.create_new_trial(study_id, create_trial(state=TrialState.WAITING, system_attrs=attributes))

@@ -24,13 +24,17 @@ from hpcjobs.yaml_file import KeyPath, parse_value, read_yaml
 
 @dataclass(frozen=True)
 class Submission:
-    """What submit is about to do. ``more_trials`` are added to a study that exists."""
+    """What submit is about to do. ``more_trials`` are added to a study that exists.
+
+    The first trials of a new study take the best parameters of the one in ``warm_start``.
+    """
 
     paths: StudyPaths
     file: StudyFile
     plan: Plan
     resumed: bool = False
     more_trials: int = 0
+    warm_start: StudyPaths | None = None
 
 
 def new_submission(options: argparse.Namespace) -> Submission:
@@ -75,7 +79,10 @@ def new_submission(options: argparse.Namespace) -> Submission:
     check_data(data, needed=declaration.needs_data)
     declared = declaration.parameters or {}
     defaults = {name: info["default"] for name, info in declared.items() if "default" in info}
-    return Submission(paths, file.model_copy(update={"defaults": defaults}), plan)
+    warm_start = StudyPaths(absolute(options.warm_start)) if options.warm_start is not None else None
+    if warm_start is not None:
+        read_study_file(warm_start)
+    return Submission(paths, file.model_copy(update={"defaults": defaults}), plan, warm_start=warm_start)
 
 
 def resumed_submission(options: argparse.Namespace) -> Submission:
@@ -84,10 +91,11 @@ def resumed_submission(options: argparse.Namespace) -> Submission:
     Raises:
         UserError: the folder is no study, or an option would change the study itself.
     """
-    for flag in ("study", "cluster", "data", "epochs", "mode", "workers", "folder", "name"):
+    for flag in ("study", "cluster", "data", "epochs", "mode", "workers", "folder", "name", "warm_start"):
         if getattr(options, flag) is not None:
+            name = flag.replace("_", "-")
             raise UserError(
-                f"--{flag}: found together with --resume; allowed: --nodes, --trials +N, --set; leave it out"
+                f"--{name}: found together with --resume; allowed: --nodes, --trials +N, --set; leave it out"
             )
     if options.trials is not None and not options.trials.startswith("+"):
         raise UserError(

@@ -78,6 +78,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--folder", type=Path, metavar="F", help="the study's folder (default: runs/NAME-DATE-TIME)")
     parser.add_argument("--name", type=_name, help="the study's name (default: that of its file)")
     parser.add_argument("--resume", type=Path, metavar="FOLDER", help="add nodes or trials (--trials +50) to a study")
+    parser.add_argument(
+        "--warm-start", type=Path, metavar="FOLDER", help="begin with the best parameters of an older study"
+    )
     parser.add_argument("--account", help="short for --set account=...")
     parser.add_argument("--timeout-min", type=_positive, metavar="MIN", help="short for --set timeout_min=...")
     parser.add_argument(
@@ -156,7 +159,7 @@ def make(submission: Submission) -> None:
     """Make the study with all its trials waiting, or give an existing one more."""
     import optuna
 
-    from hpcjobs.study import create_study, extend, open_study
+    from hpcjobs.study import best_starts, create_study, extend, open_study
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     cluster = submission.file.cluster
@@ -164,7 +167,9 @@ def make(submission: Submission) -> None:
     consent = cluster is not None and cluster.group_writable_folders
     os.umask(os.umask(0o022) | (0o002 if consent else 0o022))
     if not submission.resumed:
-        create_study(submission.paths, submission.file)
+        old = submission.warm_start
+        starts = best_starts(submission.file, open_study(old)) if old is not None else []
+        create_study(submission.paths, submission.file, starts)
     elif submission.more_trials:
         extend(open_study(submission.paths), submission.more_trials)
 

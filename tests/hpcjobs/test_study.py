@@ -23,7 +23,7 @@ from hpcjobs.owners import OWNER, Owner
 from hpcjobs.paths import StudyPaths
 from hpcjobs.recovery import MOST_DEATHS_WITHOUT_PROGRESS, inherit_files, recover
 from hpcjobs.sampling import make_pruner, make_sampler, suggest
-from hpcjobs.study import OpenStudy, create_study, extend, open_study
+from hpcjobs.study import OpenStudy, best_starts, create_study, extend, open_study
 
 CASES = Path(__file__).parent / "cases"
 DEATH = Failure(FailureClass.WORKER, "killed")
@@ -270,6 +270,33 @@ def test_what_a_trial_draws_depends_on_its_number_not_on_the_worker(studies: Any
     first = draw(studies.create("quadratic", seed=3, sampler=random))
     assert first == draw(studies.create("quadratic", seed=3, sampler=random))
     assert len(set(first)) == len(first)
+
+
+def test_a_warm_start_tries_the_best_of_an_older_study_first(studies: Any) -> None:
+    old = studies.create("quadratic", trials=4)
+    for value in (3.0, 1.0, 2.0, 0.0):
+        trial_id = claim(old, owner())
+        x = 100.0 if value == 0.0 else value  # the best lies outside the new search space
+        old.storage.set_trial_param(trial_id, "x", x, optuna.distributions.FloatDistribution(0.0, 200.0))
+        old.storage.set_trial_param(trial_id, "gone", 1.0, optuna.distributions.FloatDistribution(0.0, 1.0))
+        finish(old, trial_id, "mine", TrialState.COMPLETE, value=value)
+    file = studies.create("quadratic", trials=10).file
+    starts = best_starts(file, old)
+    assert starts == [{"x": 1.0}, {"x": 2.0}]
+    new = create_study(StudyPaths(old.paths.folder.parent / "new"), file, starts)
+    drawn = []
+    for _ in range(3):
+        trial_id = claim(new, owner())
+        trial = optuna.Trial(new.optuna_study(), trial_id)
+        drawn.append(suggest(trial, new.file.study)["x"])
+    assert drawn[:2] == [1.0, 2.0]
+    assert drawn[2] not in (1.0, 2.0)
+    assert count(new).budget == 10
+
+
+def test_a_warm_start_from_a_study_that_has_nothing_to_give_is_refused(studies: Any) -> None:
+    with pytest.raises(UserError, match="no completed trial"):
+        best_starts(studies.create("quadratic").file, studies.create("quadratic"))
 
 
 def test_an_unknown_sampler_or_option_is_the_users_mistake(studies: Any) -> None:
