@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# The public training warms up at least so long: few updates at a high rate would wreck a new network.
+LEAST_WARMUP_STEPS = 100
+
+
+def warmup_steps(epochs: int, steps_per_epoch: int) -> int:
+    """Steps of a warm-up of ``epochs``; none if that is 0."""
+    return max(epochs * steps_per_epoch, LEAST_WARMUP_STEPS) if epochs else 0
+
 
 @dataclass(frozen=True)
 class LinearSchedule:

@@ -25,7 +25,7 @@ from autospeed_model.network import AutoSpeed
 from autospeed_model.optimiser import accumulated_steps, make_optimiser, restore_momentum
 from autospeed_model.packed import CLASSES, PackedSplit
 from autospeed_model.runtime import Runtime
-from autospeed_model.schedule import LinearSchedule
+from autospeed_model.schedule import LinearSchedule, warmup_steps
 from autospeed_model.step import TrainingStep
 
 LOSSES = ("box_loss", "cls_loss", "dfl_loss")
@@ -77,7 +77,7 @@ class Trainer:
         self.schedule = LinearSchedule(
             hyperparameters.min_lr,
             hyperparameters.max_lr,
-            hyperparameters.warmup_epochs * self.steps_per_epoch,
+            warmup_steps(hyperparameters.warmup_epochs, self.steps_per_epoch),
             options.epochs * self.steps_per_epoch,
         )
         self.epoch = 0  # epochs that are finished, evaluation included
@@ -99,14 +99,15 @@ class Trainer:
         :raises DivergedError: when the loss is no longer finite.
         """
         while not self.finished:
-            self._train_epoch(callbacks)
+            self.train_epoch(*callbacks)
             figures = self._evaluate(callbacks)
-            self._finish_epoch(figures)
+            self.finish_epoch(figures)
             for callback in callbacks:
                 callback.on_epoch(self, self.history[-1])
         return self.history[-1]
 
-    def _train_epoch(self, callbacks: tuple[Callback, ...]) -> None:
+    def train_epoch(self, *callbacks: Callback) -> None:
+        """Take the steps that are left of the current epoch."""
         self.network.train()
         started = time.monotonic() - self.seconds
         for step, batch in self.batches.of_epoch(self.epoch, self.step):
@@ -135,7 +136,8 @@ class Trainer:
 
         return self.evaluator.run(on_batch)
 
-    def _finish_epoch(self, figures: Figures) -> None:
+    def finish_epoch(self, figures: Figures) -> None:
+        """Write down an epoch whose steps and evaluation are done, and begin the next one."""
         steps = self.steps_per_epoch
         self.epoch += 1
         means = [value / steps for value in self.training_step.sums.tolist()]

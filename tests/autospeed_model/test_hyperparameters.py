@@ -1,8 +1,10 @@
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from autospeed_model.errors import UserError
 from autospeed_model.hyperparameters import (
@@ -65,3 +67,10 @@ def test_the_declared_defaults_are_valid_and_complete() -> None:
 def test_importing_what_submit_needs_does_not_import_torch(module: str) -> None:
     code = f"import sys, autospeed_model.{module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_model_configuration_is_complete_and_holds_the_defaults() -> None:
+    path = Path(__file__).parents[2] / "configs" / "models" / "autospeed.yaml"
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert from_flat_mapping(content, str(path)) == from_flat_mapping({}, "defaults")
+    assert set(content) == set(Hyperparameters().to_mapping()) | set(TrainingOptions().to_mapping())

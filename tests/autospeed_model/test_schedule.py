@@ -3,7 +3,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from autospeed_model.schedule import LinearSchedule
+from autospeed_model.schedule import LEAST_WARMUP_STEPS, LinearSchedule, warmup_steps
 
 
 def test_rates_are_the_golden_ones(golden: Callable[[str], dict[str, np.ndarray]]) -> None:
@@ -32,3 +32,9 @@ def test_without_warm_up_the_rate_falls_from_the_largest(total: int) -> None:
 
 def test_a_single_step_after_the_warm_up_has_the_largest_rate() -> None:
     assert LinearSchedule(1e-4, 1e-2, warmup_steps=4, total_steps=5).at(4) == 1e-2
+
+
+def test_a_warm_up_of_few_steps_is_lengthened_and_none_stays_none() -> None:
+    assert warmup_steps(3, 40) == 120
+    assert warmup_steps(1, 5) == LEAST_WARMUP_STEPS
+    assert warmup_steps(0, 5) == 0
