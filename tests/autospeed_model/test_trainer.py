@@ -199,7 +199,7 @@ def test_a_training_may_start_from_the_weights_of_another(make: Callable[..., Tr
 
 @pytest.mark.parametrize("runtime", [Runtime(precision="bf16"), Runtime(precision="fp16"), Runtime(channels_last=True)])
 def test_other_precisions_and_layouts_train_the_same_network(make: Callable[..., Trainer], runtime: Runtime) -> None:
-    found, expected = make(runtime=runtime, epochs=1), make(epochs=1)
+    found, expected = make(runtime=runtime, images=6, epochs=1), make(images=6, epochs=1)
     losses = [trainer.fit()["cls_loss"] for trainer in (found, expected)]
     assert losses[0] == pytest.approx(losses[1], rel=0.1)
     assert all(value.dtype != torch.bfloat16 for value in found.average.network.state_dict().values())
