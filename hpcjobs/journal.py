@@ -9,7 +9,6 @@ with storage.batch():          # parameters, attributes and reports of one trial
 
 from __future__ import annotations
 
-import atexit
 import os
 import secrets
 import threading
@@ -33,7 +32,6 @@ from hpcjobs.paths import StudyPaths
 
 # How often a worker that only writes looks whether its trial was taken from it.
 _LOOK_EVERY_S = 0.5
-_NOT_WAITED_FOR = {JournalOperation.SET_TRIAL_PARAM, JournalOperation.SET_TRIAL_INTERMEDIATE_VALUE}
 # A snapshot is written by whoever replayed this much on opening, and by the worker that ends every so-many-th trial.
 _SNAPSHOT_AFTER_RECORDS = 5000
 _SNAPSHOT_EVERY_TRIALS = 1000
@@ -84,18 +82,12 @@ class StudyStorage(JournalStorage):
         return open_storage, (StudyPaths(self._file.path.parent),)
 
     def _sync_with_backend(self) -> None:
-        self._file.flush()
         restarted, records = self._file.read_new()
         if restarted:
             self._replay_result = Replay(self._worker_id_prefix)
         self._synced_at = time.monotonic()
         if records:
             self._replay_result.apply_logs(records)
-
-    def flush(self) -> None:
-        """Wait until all parameters and reports are in the file. Every read of the storage does this as well."""
-        with self._thread_lock:
-            self._file.flush()
 
     def save_snapshot(self) -> None:
         """Keep what has been read, so that the next one to open the study need not replay it."""
@@ -136,8 +128,8 @@ class StudyStorage(JournalStorage):
             finally:
                 self._batch = None
 
-    # Parameters and reports go on without waiting where a server takes them: the next state, read or end of a batch
-    # waits for them. So an objective that reports often is not held up.
+    # After a parameter or a report Optuna reads the journal to learn whether the record counted. Here it is checked
+    # before, against what is known: a worker that reports often need not replay everybody's records each time.
 
     def set_trial_param(
         self, trial_id: int, param_name: str, param_value_internal: float, distribution: BaseDistribution
@@ -166,7 +158,7 @@ class StudyStorage(JournalStorage):
         if self._batch is not None:
             self._batch.append(entry)
         else:
-            self._file.write([entry], wait=op_code not in _NOT_WAITED_FOR)
+            self._file.append_logs([entry])
 
     def _after_fork(self) -> None:
         """In a child: another writer than the parent, else both would take one trial for their own."""
@@ -190,10 +182,4 @@ def _after_fork_in_child() -> None:
         storage._after_fork()
 
 
-def _flush_at_exit() -> None:
-    for storage in list(_storages):
-        storage._file.flush()
-
-
-atexit.register(_flush_at_exit)
 os.register_at_fork(after_in_child=_after_fork_in_child)

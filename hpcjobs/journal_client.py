@@ -1,9 +1,6 @@
 """A worker's side of the node's journal server, and the protocol between them.
 
-A request is a header and finished lines of the journal. One that asks for an answer gets it, after any number of
-``WAITING``, when it and all before it of this worker are in the file. The others are sent on without waiting. The
-worker keeps them until the next answer, so that the death of the server does not lose them; the server writes them also
-if the worker has died. Lost they are only if both die before a round is over.
+A request is a header and finished lines of the journal; every request gets one reply, after any number of ``WAITING``.
 """
 
 from __future__ import annotations
@@ -15,13 +12,12 @@ from collections.abc import Callable
 
 SOCKET_VARIABLE = "HPCJOBS_JOURNAL_SOCKET"
 
-REQUEST = struct.Struct("<I??")  # length of the lines, synced, whether an answer is wanted
+REQUEST = struct.Struct("<I?")  # length of the lines, synced
 REPLY = struct.Struct("<BHQ")  # what, length of the text, inode that the journal has
 DONE, WAITING, FAILED, HELLO = range(4)
 _HELLO_TIMEOUT_S = 1.0
 _RETRY_AFTER_S = 1.0
 _RETRY_STALLED_AFTER_S = 30.0
-_MOST_UNANSWERED = 64
 
 
 class ServerGoneError(ConnectionError):
@@ -42,7 +38,6 @@ class JournalClient:
         self._patience_s = patience_s
         self._socket: socket.socket | None = None
         self._not_before = 0.0
-        self.unanswered: list[bytes] = []
 
     def available(self) -> bool:
         """Whether a server answers; asks a failed one again only after a while."""
@@ -64,39 +59,26 @@ class JournalClient:
         self._socket = connection
         return True
 
-    def send(self, lines: list[bytes], synced: bool, wait: bool) -> int | None:
-        """Have lines appended. With ``wait``, returns the file's inode when they and all before them are in it.
+    def commit(self, data: bytes, synced: bool) -> int:
+        """Have lines appended; returns when they are in the file, with the inode of that file.
 
-        Raises ServerGoneError, with the connection closed, if a server is not there any more: what has become of
-        ``unanswered`` is then not known.
+        Raises ServerGoneError where that is not known, with the connection closed.
         """
-        assert self._socket is not None, "send() without available()"
-        self.unanswered += lines
-        wait = wait or len(self.unanswered) > _MOST_UNANSWERED
-        data = b"".join(lines)
+        assert self._socket is not None, "commit() without available()"
         try:
-            self._socket.sendall(REQUEST.pack(len(data), synced, wait) + data)
-            return self._answer(self._socket) if wait else None
+            self._socket.sendall(REQUEST.pack(len(data), synced) + data)
+            while True:
+                what, length, inode = REPLY.unpack(_receive(self._socket, REPLY.size))
+                text = _receive(self._socket, length).decode() if length else ""
+                if what == DONE:
+                    return int(inode)
+                if what == FAILED:
+                    raise ServerGoneError(text)
+                self._on_status(text)
         except OSError as error:
             self.close()
             self._rest_after(error)
             raise ServerGoneError(str(error)) from error
-
-    def _answer(self, connection: socket.socket) -> int:
-        while True:
-            what, length, inode = REPLY.unpack(_receive(connection, REPLY.size))
-            text = _receive(connection, length).decode() if length else ""
-            if what == DONE:
-                self.unanswered = []
-                return int(inode)
-            if what == FAILED:
-                raise ServerGoneError(text)
-            self._on_status(text)
-
-    def take_unanswered(self) -> list[bytes]:
-        """The lines of which it is not known whether they are in the file; they are the caller's from now on."""
-        lines, self.unanswered = self.unanswered, []
-        return lines
 
     def _rest_after(self, error: OSError) -> None:
         stalled = isinstance(error, TimeoutError)

@@ -104,7 +104,6 @@ class FileBackend(BaseJournalBackend):
         self._depth = 0
         self._end = 0  # where the file ends, while the lock is held
         self._counters: dict[str, int] = {}
-        self._unanswered_since = 0
 
     @property
     def inode(self) -> int:
@@ -209,39 +208,22 @@ class FileBackend(BaseJournalBackend):
     # Writing
 
     def append_logs(self, logs: list[Record]) -> None:
-        """Optuna's interface: append these records as one write."""
-        self.write(logs, wait=True)
+        """Optuna's interface: append these records as one write. Records that others act on are synced to the disk.
 
-    def write(self, logs: list[Record], wait: bool) -> None:
-        """Append records of this process as one write. Records that others act on are synced to the disk.
-
-        Without ``wait`` a node's server may write them later, at the latest when ``flush`` returns.
         Raises JournalTimeoutError if the lock cannot be had, and OSError if the disk stays full.
         """
         lines = self._encode(logs)
         synced = any(entry["op_code"] in _SYNCED_OPERATIONS for entry in logs)
+        since = None
         if self._client is not None and not self._depth and self._client.available():
-            self._send(self._client, lines, synced, wait)
-        else:
-            self.append(lambda: lines, synced)
-
-    def flush(self) -> None:
-        """Wait until all that was written is in the file."""
-        if self._client is not None and self._client.unanswered:
-            self._send(self._client, [], synced=False, wait=True)
-
-    def _send(self, client: JournalClient, lines: list[bytes], synced: bool, wait: bool) -> None:
-        if not client.unanswered:
-            self._unanswered_since = self._read_end
-        try:
-            server_inode = client.send(lines, synced, wait)
-        except ServerGoneError as error:
-            log.info("appending without the node's journal server: %s", error)
-            unanswered = client.take_unanswered()
-            self.append(lambda: unanswered, synced=True, since=self._unanswered_since)
-        else:
-            if server_inode not in (None, self._inode[1]):
-                self._follow()
+            try:
+                if self._client.commit(b"".join(lines), synced) != self._inode[1]:
+                    self._follow()
+                return
+            except ServerGoneError as error:
+                log.info("appending without the node's journal server: %s", error)
+                since = self._read_end
+        self.append(lambda: lines, synced, since)
 
     def _encode(self, logs: list[Record]) -> list[bytes]:
         """The lines of records of this process, each with the next number of its writer."""
@@ -306,7 +288,6 @@ class FileBackend(BaseJournalBackend):
         """Hold the lock: what is read inside stays true until the block ends. Appends inside do not lock again."""
         with self._exclusive:
             if self._depth == 0:
-                self.flush()
                 self._lock.acquire()
                 status = self._lock.status
                 assert status is not None, "a lock that is held knows its file"
@@ -376,7 +357,6 @@ class FileBackend(BaseJournalBackend):
             log.warning("%s: repaired damage at %s", self.path, span.describe())
 
     def close(self) -> None:
-        self.flush()
         os.close(self._descriptor)
         self._descriptor = -1
         self._lock.close()
@@ -388,6 +368,5 @@ class FileBackend(BaseJournalBackend):
         self._lock.after_fork()
         if self._client is not None:
             self._client.close()
-            self._client.take_unanswered()
         self._descriptor = os.dup(self._descriptor)
         self._start_afresh()

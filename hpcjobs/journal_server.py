@@ -8,8 +8,7 @@ The server keeps nothing: it has answered only what is in the file. If it dies, 
 takes the lock itself. A request must then not be written twice, and two facts see to it:
 
 - the worker closes its connection before it takes the lock, and looks under the lock whether its record is in the file;
-- the server looks under the lock which connections are still open, and drops the requests of workers that live and
-  have closed theirs. A worker that has died cannot write by itself: its last requests are written.
+- the server looks under the lock which connections are still open, and drops the requests of the others.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from pathlib import Path
 
 from hpcjobs.journal_client import DONE, FAILED, HELLO, REPLY, REQUEST, WAITING
 from hpcjobs.journal_file import FileBackend, lock_for
-from hpcjobs.journal_lock import process_start
 from hpcjobs.paths import StudyPaths
 
 log = logging.getLogger(__name__)
@@ -42,15 +40,12 @@ _LARGEST_REQUEST = 256 << 20
 @dataclass
 class _Connection:
     socket: socket.socket
-    pid: int
-    start: int | None
     received: bytearray = field(default_factory=bytearray)
-    requests: list[bytes] = field(default_factory=list)
+    request: bytes | None = None
     synced: bool = False
-    waits: bool = False
 
     def take(self) -> bool:
-        """Read the requests that are there; whether the worker is still connected."""
+        """Read what is there; whether the worker is still connected."""
         try:
             part = self.socket.recv(1 << 20)
         except BlockingIOError:
@@ -58,30 +53,20 @@ class _Connection:
         except OSError:
             return False
         self.received += part
-        while len(self.received) >= REQUEST.size:
-            length, synced, waits = REQUEST.unpack_from(self.received)
-            end = REQUEST.size + length
+        if len(self.received) >= REQUEST.size:
+            length, self.synced = REQUEST.unpack_from(self.received)
             if length > _LARGEST_REQUEST:
                 return False
-            if len(self.received) < end:
-                break
-            self.requests.append(bytes(self.received[REQUEST.size : end]))
-            self.synced |= synced
-            self.waits |= waits
-            del self.received[:end]
+            if len(self.received) >= REQUEST.size + length:
+                self.request = bytes(self.received[REQUEST.size : REQUEST.size + length])
+                del self.received[: REQUEST.size + length]
         return bool(part)
 
-    def answer(self, inode: int) -> None:
-        """All requests so far are in the file."""
-        if self.waits:
-            self.reply(DONE, inode=inode)
-        self.requests, self.synced, self.waits = [], False, False
-
-    def gave_up(self) -> bool:
-        """Whether the worker has hung up and lives: then it writes its requests itself."""
+    def is_open(self) -> bool:
+        """Whether the worker has not hung up: after that it may have written its request itself."""
         poll = select.poll()
         poll.register(self.socket, select.POLLRDHUP)
-        return bool(poll.poll(0)) and process_start(self.pid) == self.start
+        return not poll.poll(0)
 
     def reply(self, what: int, text: str = "", inode: int = 0) -> bool:
         encoded = text.encode()[:65535]
@@ -157,21 +142,19 @@ class JournalServer:
                 self._accept()
                 continue
             connection: _Connection = key.data
-            connected = connection.take()
-            if connection.requests:
-                self._round.append(connection)
-            elif not connected:
+            if not connection.take():
                 self._drop(connection)
+            elif connection.request is not None:
+                self._round.append(connection)
         return True
 
     def _accept(self) -> None:
         accepted, _ = self._listener.accept()
         credentials = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        pid, uid, _ = struct.unpack("3i", credentials)
-        if uid != os.getuid():
+        if struct.unpack("3i", credentials)[1] != os.getuid():
             accepted.close()
             return
-        connection = _Connection(accepted, pid, process_start(pid))
+        connection = _Connection(accepted)
         if connection.reply(HELLO):
             accepted.setblocking(False)
             self._selector.register(accepted, selectors.EVENT_READ, connection)
@@ -182,22 +165,20 @@ class JournalServer:
 
     def _commit(self) -> None:
         """One lock, one append, one sync for all requests of the round."""
+        what, text = DONE, ""
         try:
             self._backend.append(self._requests_of_the_living, synced=any(each.synced for each in self._round))
         except OSError as error:
-            # The workers do not know what became of their requests either: they look for themselves.
             log.exception("the journal's server could not append")
-            for connection in self._round:
-                connection.reply(FAILED, str(error))
-                self._drop(connection)
-        else:
-            for connection in self._round:
-                connection.answer(self._backend.inode)
+            what, text = FAILED, str(error)
+        for connection in self._round:
+            connection.request = None
+            connection.reply(what, text, self._backend.inode)
         self._round = []
 
     def _requests_of_the_living(self) -> list[bytes]:
-        self._round = [connection for connection in self._round if not connection.gave_up()]
-        return b"".join(part for each in self._round for part in each.requests).splitlines(keepends=True)
+        self._round = [connection for connection in self._round if connection.is_open()]
+        return b"".join(connection.request or b"" for connection in self._round).splitlines(keepends=True)
 
     def _tell_waiting(self, text: str) -> None:
         for connection in self._round:

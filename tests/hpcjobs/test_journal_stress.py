@@ -53,7 +53,6 @@ def work(paths: StudyPaths, name: str, socket: str, until: float) -> None:
             acknowledge("asked", trial.number)
             trial.suggest_float("x", 0, 1)
             trial.report(trial.number / 2, step=1)
-            storage.flush()  # type: ignore[attr-defined]
             acknowledge("reported", trial.number)
             study.tell(trial, float(trial.number))
             acknowledge("told", trial.number)
