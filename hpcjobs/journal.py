@@ -67,6 +67,7 @@ class StudyStorage(JournalStorage):
         self._file = self._backend = backend
         self._thread_lock = threading.RLock()  # type: ignore[assignment]  # exclusive() calls the storage inside
         self._batch: list[dict[str, Any]] | None = None
+        self._snapshot_due = False
         self._worker_id_prefix = _new_prefix()
         self._replay_result: Replay = backend.load_snapshot(self._worker_id_prefix) or Replay(self._worker_id_prefix)
         backend.repair_tail()
@@ -96,9 +97,16 @@ class StudyStorage(JournalStorage):
 
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
         done = super().set_trial_state_values(trial_id, state, values)
-        if state.is_finished() and (trial_id + 1) % _SNAPSHOT_EVERY_TRIALS == 0:
-            self.save_snapshot()
+        with self._thread_lock:
+            self._snapshot_due |= state.is_finished() and (trial_id + 1) % _SNAPSHOT_EVERY_TRIALS == 0
+            self._save_due_snapshot()
         return done
+
+    def _save_due_snapshot(self) -> None:
+        """Not while we hold the lock: a long study takes a good part of a second."""
+        if self._snapshot_due and not self._file.holds_lock:
+            self._snapshot_due = False
+            self.save_snapshot()
 
     @property
     def damages(self) -> list[Damage]:
@@ -108,8 +116,10 @@ class StudyStorage(JournalStorage):
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Hold the journal's lock: what is read inside stays true until the block ends."""
-        with self._thread_lock, self._file.exclusive():
-            yield
+        with self._thread_lock:
+            with self._file.exclusive():
+                yield
+            self._save_due_snapshot()
 
     @contextmanager
     def batch(self) -> Iterator[None]:

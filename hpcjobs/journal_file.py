@@ -110,6 +110,10 @@ class FileBackend(BaseJournalBackend):
         """The inode number of the journal, which changes when a lock is broken."""
         return self._inode[1]
 
+    @property
+    def holds_lock(self) -> bool:
+        return self._depth > 0
+
     # Reading
 
     def load_snapshot(self, worker_id_prefix: str) -> Replay | None:

@@ -224,3 +224,15 @@ def test_trials_by_state_are_those_of_optuna(log: list[dict[str, Any]], states: 
         for asked in (None, tuple(states)):
             found = replay.get_all_trials(study._study_id, asked)
             assert found == stock.get_all_trials(study._study_id, asked)
+
+
+def test_worker_that_ends_a_trial_under_the_lock_writes_the_due_snapshot_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpcjobs.journal._SNAPSHOT_EVERY_TRIALS", 2)
+    storage, study = study_with_trials(tmp_path, 1)
+    trial = study.ask()
+    with storage.exclusive():
+        study.tell(trial, 1.0)
+        assert not (tmp_path / "journal.snapshot").exists()
+    assert (tmp_path / "journal.snapshot").exists()
