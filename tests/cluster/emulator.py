@@ -113,7 +113,9 @@ class Cluster:
 
     def state_of(self, node: str) -> str:
         """Slurm's state of a node, such as ``idle``, ``alloc``, ``drain*``."""
-        return self.run("sinfo", "--noheader", "--Node", "--partition=gpu", "-n", node, "-o", "%T").stdout.strip()
+        # asked for one node by name, sinfo 22.05 may show a state from before the last change
+        text = self.run("sinfo", "--noheader", "--Node", "--partition=gpu", "-o", "%N %T").stdout
+        return dict(line.split() for line in text.splitlines())[node]
 
     def wait_for_job(self, job: str, timeout_s: float = 120.0) -> list[str]:
         """Wait until accounting shows an end for the job (all elements of an array); the states."""
