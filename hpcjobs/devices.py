@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from hpcjobs.cores import Cpu, assign_cores
 from hpcjobs.logical_gpu import LogicalGpu
@@ -49,3 +50,16 @@ def places(plan: Plan, gpus: Sequence[LogicalGpu], cpus: Sequence[Cpu]) -> list[
         Place(f"GPU {gpu.index}", gpu.environment, cores) if gpu else Place(cores=cores)
         for gpu, cores in zip(own, shares, strict=True)
     ]
+
+
+def worker_environment(plan: Plan, place: Place, node_folder: Path, worker: int) -> dict[str, str]:
+    """What a worker's process gets: the profile's variables, its threads, its device, caches of its own."""
+    # the threads of the cores that are really there, unless the site's profile says otherwise
+    threads = {"OMP_NUM_THREADS": str(max(1, len(place.cores)))}
+    own = plan.cluster.environment if plan.cluster else {}
+    environment = {**plan.environment, **threads, **own, **place.environment}
+    if place.device:
+        # several processes on one MIOpen database damage it
+        cache = str(node_folder / f"miopen_{worker:03d}")
+        environment |= {"MIOPEN_USER_DB_PATH": cache, "MIOPEN_CUSTOM_CACHE_DIR": cache}
+    return environment

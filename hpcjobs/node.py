@@ -10,6 +10,7 @@ import secrets
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,13 +18,15 @@ import optuna
 
 from hpcjobs.agent import NodeAgent, new_report
 from hpcjobs.cores import allowed_cpus
-from hpcjobs.devices import find_gpus, places
+from hpcjobs.devices import find_gpus, places, worker_environment
 from hpcjobs.errors import run_entry
 from hpcjobs.job import Job
 from hpcjobs.journal_client import SOCKET_VARIABLE
 from hpcjobs.journal_server import serve
 from hpcjobs.owners import node_name, process_start
 from hpcjobs.paths import StudyPaths
+from hpcjobs.placement import DeviceList, UnfitNodeError, check_mode
+from hpcjobs.placement_map import write_map
 from hpcjobs.plan import Plan, make_plan
 from hpcjobs.slurm import step_command, worker_command
 from hpcjobs.spec import WorkerSpec, control_file, status_file
@@ -33,24 +36,6 @@ from hpcjobs.study import OpenStudy, open_study
 log = logging.getLogger("hpcjobs.node")
 
 EXIT_UNFIT = 3
-
-
-class UnfitNodeError(RuntimeError):
-    """The node is not what the study asks for: its GPUs are in another mode, or there are none."""
-
-
-def check_mode(plan: Plan) -> None:
-    """Raises UnfitNodeError if the node is not in the mode that the study asks for."""
-    if plan.mode is None:
-        return
-    from hpcjobs import partition
-
-    found = partition.current_mode()
-    if found != plan.mode:
-        raise UnfitNodeError(
-            f"{node_name()}: the GPUs are in mode {found or 'unknown'}, the study asks for {plan.mode}. "
-            "No trial was begun. Did the prolog set the mode? Look at its log on the node, or submit without --mode."
-        )
 
 
 def make_steps(study: OpenStudy, plan: Plan, job: Job, node_folder: Path, token: str) -> list[Step]:
@@ -64,18 +49,13 @@ def make_steps(study: OpenStudy, plan: Plan, job: Job, node_folder: Path, token:
                 f"{node_name()}: no GPU was found, the profile {plan.cluster.name} says that a node has "
                 f"{plan.cluster.gpus_per_node}. No trial was begun. Look at: python -m hpcjobs.partition show"
             )
-        if plan.workers_by_devices and len(gpus) != plan.workers_per_node:
-            log.warning("%d logical GPUs were found where %d were expected", len(gpus), plan.workers_per_node)
+        if plan.workers_by_devices and len(found) != plan.workers_per_node:
+            log.warning("%d logical GPUs: %d workers, not %d", len(gpus), len(found), plan.workers_per_node)
+    DeviceList.of(gpus).write(node_folder)
+    write_map(study.paths.placement_file(job.element), plan.mode, gpus, found)
+    shares = Counter(place.device for place in found)
     steps = []
     for worker, place in enumerate(found):
-        # the threads of the cores that are really there, unless the site's profile says otherwise
-        threads = {"OMP_NUM_THREADS": str(max(1, len(place.cores)))}
-        own = plan.cluster.environment if plan.cluster else {}
-        environment = {**plan.environment, **threads, **own, **place.environment}
-        if place.device:
-            # several processes on one MIOpen database damage it
-            cache = str(node_folder / f"miopen_{worker:03d}")
-            environment |= {"MIOPEN_USER_DB_PATH": cache, "MIOPEN_CUSTOM_CACHE_DIR": cache}
         spec = WorkerSpec(
             folder=study.paths.folder,
             element=job.element,
@@ -88,8 +68,9 @@ def make_steps(study: OpenStudy, plan: Plan, job: Job, node_folder: Path, token:
             control=control_file(node_folder),
             device=place.device,
             has_gpu=bool(place.device),
-            environment=environment,
+            environment=worker_environment(plan, place, node_folder, worker),
             cores=place.cores,
+            share=shares[place.device],
         )
         if job.slurm_id is None:
             command = worker_command(plan, study.paths, worker)

@@ -43,6 +43,10 @@ class StudyPaths:
     def worker_log(self, element: str, worker: int) -> Path:
         return self.logs / element / f"worker_{worker:03d}.log"
 
+    def placement_file(self, element: str) -> Path:
+        """Which devices and cores the workers of a node have."""
+        return self.logs / element / "placement.json"
+
     def node_log(self, element: str) -> Path:
         return self.logs / element / "node.log"
 

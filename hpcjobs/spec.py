@@ -43,6 +43,7 @@ class WorkerSpec:
     environment: dict[str, str] = field(default_factory=dict)
     cores: tuple[int, ...] = ()
     restarts: int = 0
+    share: int = 1  # workers that the node's agent puts on this device
 
     def write(self, path: Path) -> None:
         data = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self).items()}

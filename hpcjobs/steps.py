@@ -175,7 +175,8 @@ class Step:
             else:
                 self.restart(1.0)
         elif ending.code == EXIT_UNUSABLE:
-            self._leave_out(f"it cannot run trials; see {self._log}")
+            why = self.status.message if self.status else ""
+            self._leave_out(why or f"it cannot run trials; see {self._log}")
         elif self._deaths >= MOST_DEATHS:
             self._leave_out(f"it died {self._deaths} times without finishing a trial; see {self._log}")
         else:

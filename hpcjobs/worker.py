@@ -34,9 +34,9 @@ from hpcjobs.failures import (
     FailureClass,
     classify,
 )
-from hpcjobs.objective import resolve
 from hpcjobs.owners import Owner
 from hpcjobs.paths import StudyPaths
+from hpcjobs.placement import PlacementError, check_place, load_objective, take_place
 from hpcjobs.pulse import Pulse
 from hpcjobs.recovery import inherit_files, recover
 from hpcjobs.sampling import suggest
@@ -48,23 +48,6 @@ log = logging.getLogger("hpcjobs.worker")
 Objective = Callable[[dict[str, Any], TrialContext], float]
 # an idle worker looks for a trial that came back at first so often, then ever less
 IDLE_POLL_S = (0.2, 3.0)
-
-
-def prepare_process(spec: WorkerSpec) -> None:
-    """Give this process its device, cores and caches; before anything imports torch."""
-    for name in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
-        # the job's list counts other devices than the node really has, and two lists at once filter each other
-        os.environ.pop(name, None)
-    os.environ.update(spec.environment)
-    if spec.cores:
-        os.sched_setaffinity(0, spec.cores)
-
-
-def resolve_objective(name: str, working_folder: Path | None) -> Objective:
-    """Import ``module:function``; the folder in which submit was called is searched too."""
-    if working_folder is not None and str(working_folder) not in sys.path:
-        sys.path.insert(0, str(working_folder))
-    return resolve(name)
 
 
 def release_memory() -> None:
@@ -198,29 +181,42 @@ class Worker:
 
 def work(spec: WorkerSpec) -> int:
     """Run the worker that ``spec`` describes; returns the exit code."""
-    prepare_process(spec)
+    misplaced = None
+    try:
+        take_place(spec)
+    except PlacementError as error:
+        misplaced = error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = open_study(StudyPaths(spec.folder))
     pulse = Pulse(spec)
     pulse.start()
     code = 1
     try:
-        code = _work(spec, study, pulse)
+        code = _unusable(pulse, misplaced) if misplaced else _work(spec, study, pulse)
     finally:
         pulse.stop(code)
     return code
 
 
 def _work(spec: WorkerSpec, study: OpenStudy, pulse: Pulse) -> int:
+    name = study.file.study.objective
     try:
-        objective = resolve_objective(study.file.study.objective, study.file.run.working_folder)
-    except Exception:
-        log.exception("the objective %s cannot be imported", study.file.study.objective)
-        return EXIT_UNUSABLE
-    if spec.cores and os.sched_getaffinity(0) != set(spec.cores):
-        log.warning("importing the objective changed this process's cores; they are set again")
-        os.sched_setaffinity(0, spec.cores)
+        objective = load_objective(name, study.file.run.working_folder)
+    except Exception as error:
+        log.exception("the objective was not imported")
+        return _unusable(pulse, ImportError(f"the objective {name} cannot be imported: {error}"))
+    try:
+        check_place(spec, spec.status.parent)
+    except PlacementError as error:
+        return _unusable(pulse, error)
     return Worker(spec, study, objective, pulse).run()
+
+
+def _unusable(pulse: Pulse, error: Exception) -> int:
+    """No trial is taken here; the node's agent shows why."""
+    log.error("%s", error)
+    pulse.update(message=str(error))
+    return EXIT_UNUSABLE
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -73,10 +73,18 @@ class Studies:
         wait_for(lambda: all(report.state == "ended" for report in read_nodes(study.paths)), 20.0, "the node's end")
         return count(study)
 
-    def worker(self, study: OpenStudy, number: int = 0, control: Control | None = None, **spec: Any) -> Any:
-        """Start one worker process without an agent; this process plays the agent."""
+    def worker(
+        self,
+        study: OpenStudy,
+        number: int = 0,
+        control: Control | None = None,
+        prepare: Callable[[Path], None] = lambda folder: None,
+        **spec: Any,
+    ) -> Any:
+        """Start one worker process without an agent; this process plays the agent and prepares the node's folder."""
         folder = study.paths.folder.parent / f"node {len(self._workers)}"
         folder.mkdir()
+        prepare(folder)
         (control or Control()).write(control_file(folder))
         told = {
             "folder": study.paths.folder,

@@ -17,6 +17,7 @@ from hpcjobs.budget import count
 from hpcjobs.failures import EXIT_DEVICE_FAULT, EXIT_DONE, EXIT_HANDED_BACK, EXIT_UNUSABLE, Failure, FailureClass
 from hpcjobs.heartbeat import read_status
 from hpcjobs.owners import process_start
+from hpcjobs.placement import DeviceList
 from hpcjobs.recovery import recover
 from hpcjobs.spec import Control, control_file, status_file
 
@@ -188,7 +189,12 @@ def test_a_worker_sees_exactly_its_device(studies: Any, monkeypatch: pytest.Monk
         monkeypatch.setenv(name, "0,1,2,3,4,5,6,7")
     study = studies.create("show_devices", trials=1)
     worker = studies.worker(
-        study, environment={"ROCR_VISIBLE_DEVICES": "37"}, has_gpu=True, device="GPU 37", cores=(0,)
+        study,
+        prepare=DeviceList({"37": "GPU-37"}).write,
+        environment={"ROCR_VISIBLE_DEVICES": "37"},
+        has_gpu=True,
+        device="GPU 37",
+        cores=(0,),
     )
     assert worker.wait(30) == EXIT_DONE
     seen = (study.paths.trial(0) / "devices").read_text()
