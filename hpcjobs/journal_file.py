@@ -157,7 +157,12 @@ class FileBackend(BaseJournalBackend):
         while data := self._whole_lines(self._read_end):
             found = parse_lines(data)
             if found is None:
+                file = self._inode
                 data = self._repaired(self._read_end, data)
+                if file != self._inode:  # replaced meanwhile, and perhaps to be read from its start
+                    if self._read_end == 0:
+                        records.clear()
+                    continue
                 found = parse_lines(data)
                 assert found is not None, "damage that repair does not find"
             records += found

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 _VERSION = 1
 _CHECKED_BYTES = 4096
 _STATES = {state.value: state for state in TrialState}
+_UNFINISHED = {state.value for state in TrialState if not state.is_finished()}
 
 
 def snapshot_file(journal: Path) -> Path:
@@ -125,6 +126,7 @@ def _restore(worker_id_prefix: str, content: dict[str, Any]) -> Replay:
     replay._study_id_to_trial_ids = {study_id: [] for study_id in range(content["next_study_id"])}
     distributions = [parse_distribution(text) for text in content["distributions"]]
     known = replay._known_distributions
+    seen: tuple[int, list[int]] | None = None
     local = datetime.fromtimestamp
     for trial_id, row in enumerate(content["trials"]):
         study_id, state, values, start, complete, params, indices, user_attrs, system_attrs, steps, reports = row
@@ -148,8 +150,10 @@ def _restore(worker_id_prefix: str, content: dict[str, Any]) -> Replay:
         replay._trials[trial_id] = trial
         replay._trial_id_to_study_id[trial_id] = study_id
         replay._by_number[study_id].append(trial)
-        if not trial.state.is_finished():
+        if state in _UNFINISHED:
             replay._unfinished[study_id].add(trial._number)
-        for name in of_names.keys() - known[study_id].keys():
-            known[study_id][name] = of_names[name]
+        if (study_id, indices) != seen:  # nearly all trials have the same ones
+            seen = (study_id, indices)
+            for name in of_names.keys() - known[study_id].keys():
+                known[study_id][name] = of_names[name]
     return replay
