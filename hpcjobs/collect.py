@@ -77,7 +77,8 @@ def collect(study: OpenStudy) -> FrozenTrial | None:
 
 def configuration(file: StudyFile, trial: FrozenTrial) -> dict[str, Choice]:
     """The complete configuration of a trial: what the objective declares, what the study fixes, what was found."""
-    values: dict[str, Choice] = {**file.defaults, **file.study.fixed, **trial.params}
+    changed = (trial.user_attrs.get(RESULT) or {}).get("changed", {})
+    values: dict[str, Choice] = {**file.defaults, **file.study.fixed, **changed, **trial.params}
     if "epochs" in file.defaults:
         values["epochs"] = file.study.epochs
     return values
@@ -93,6 +94,7 @@ def _row(trial: FrozenTrial) -> dict[str, Any]:
         "state": trial.state.name.lower(),
         "value": trial.values[0] if trial.values else None,
         **{f"param_{name}": value for name, value in trial.params.items()},
+        **{f"changed_{name}": value for name, value in result.get("changed", {}).items()},
         **{f"figure_{name}": value for name, value in result.get("figures", {}).items()},
         "epochs": len(trial.intermediate_values),
         "started": trial.datetime_start.isoformat(timespec="seconds") if trial.datetime_start else None,
@@ -113,7 +115,7 @@ def trials_csv(study: OpenStudy) -> str:
     rows = [_row(trial) for trial in study.trials()]
     front = ["number", "state", "value"]
     names = dict.fromkeys(name for row in rows for name in row if name not in front)
-    special = sorted((name for name in names if name.startswith(("param_", "figure_"))), reverse=True)
+    special = sorted((name for name in names if name.startswith(("param_", "figure_", "changed_"))), reverse=True)
     columns = [*front, *special, *(name for name in names if name not in special)]
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=columns, lineterminator="\n")

@@ -158,6 +158,8 @@ class StudyConfig(Strict):
     epochs: Positive = 5
     # how often a trial whose objective raised is tried again; faults of nodes and devices are not counted here
     retries: Annotated[int, Field(strict=True, ge=0)] = 0
+    # fixed whole numbers, such as the batch size, that are halved for a trial that runs out of GPU memory
+    halve_on_gpu_memory: tuple[Line, ...] = ()
 
     @model_validator(mode="after")
     def _consistent(self) -> StudyConfig:
@@ -166,6 +168,11 @@ class StudyConfig(Strict):
         for name in self.fixed:
             if name in self.parameters:
                 raise mistake(("fixed", name), name, "either searched or fixed", "remove one of the two")
+        for name in self.halve_on_gpu_memory:
+            value = self.fixed.get(name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 2:
+                allowed = "names of fixed whole numbers of at least 2 (what is searched must stay what it is)"
+                raise mistake("halve_on_gpu_memory", name, allowed, f"add it to fixed: {{{name}: 16}}, say")
         if not self.parameters:
             raise mistake("parameters", None, "at least one parameter with a range", "see configs/studies for examples")
         return self

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState
 
-from hpcjobs.budget import TrialTaken, claim, count, finish, hand_back
+from hpcjobs.budget import RESULT, TrialTaken, claim, count, finish, hand_back
 from hpcjobs.context import HandBack, TrialContext
 from hpcjobs.errors import UserError, run_entry
 from hpcjobs.failures import (
@@ -48,6 +49,8 @@ log = logging.getLogger("hpcjobs.worker")
 Objective = Callable[[dict[str, Any], TrialContext], float]
 # an idle worker looks for a trial that came back at first so often, then ever less
 IDLE_POLL_S = (0.2, 3.0)
+# a trial that still runs out of GPU memory with an eighth of what the study fixes has failed
+MOST_HALVINGS = 3
 
 
 def release_memory() -> None:
@@ -100,7 +103,7 @@ class Worker:
         if left is None:
             return True
         ended = self._study.trials((TrialState.COMPLETE, TrialState.PRUNED))[-20:]
-        timings = [(trial.user_attrs.get("hpcjobs:result") or {}).get("timing", {}) for trial in ended]
+        timings = [(trial.user_attrs.get(RESULT) or {}).get("timing", {}) for trial in ended]
         # an objective that polls can save at any step once it has begun; any other one needs a whole epoch
         needed = [timing.get("first_poll_s", timing.get("first_report_s", 0.0)) for timing in timings]
         return left > 1.2 * max(needed, default=0.0)
@@ -111,8 +114,8 @@ class Worker:
         self._pulse.begin_trial(trial.number, trial_id, self._study.file.study.epochs)
         try:
             return self._attempts(trial, trial_id)
-        except TrialTaken as taken:
-            log.warning("trial %d dropped: %s", trial.number, taken)
+        except (TrialTaken, UpdateFinishedTrialError) as taken:
+            log.warning("trial %d dropped, somebody else goes on with it: %s", trial.number, taken)
         except HandBack:
             hand_back(self._study, trial_id, self._spec.token)
             log.info("trial %d handed back: %s", trial.number, self._pulse.reason or "too little time is left")
@@ -127,11 +130,16 @@ class Worker:
         with self._study.storage.batch():
             params = suggest(trial, self._study.file.study)
         inherit_files(self._study.paths, self._study.trial(trial_id))
-        allowed = self._study.file.study.retries
-        for attempt in range(allowed + 1):
+        retries, halvings = self._study.file.study.retries, MOST_HALVINGS
+        attempts = 0
+        changed: dict[str, int] = {}
+        while True:
+            attempts += 1
             context = self._context(trial)
-            outcome = self._call(params, context)
-            result = {"figures": context.figures, "timing": context.timing.as_dict(), "attempts": attempt + 1}
+            outcome = self._call({**params, **changed}, context)
+            result = {"figures": context.figures, "timing": context.timing.as_dict(), "attempts": attempts}
+            if changed:
+                result["changed"] = changed
             if isinstance(outcome, float):
                 self._finish(trial_id, TrialState.COMPLETE, value=outcome, result=result)
                 log.info("trial %d completed: %.6g", trial.number, outcome)
@@ -145,11 +153,24 @@ class Worker:
                 successor = recover(self._study, trial_id, self._spec.token, outcome)
                 log.warning("trial %d goes on elsewhere as trial %s", trial.number, successor)
                 return EXIT_DEVICE_FAULT if outcome.kind == FailureClass.DEVICE else EXIT_DONE
-            if outcome.kind == FailureClass.DIVERGED:
-                break  # the same numbers again would diverge again
             release_memory()
+            smaller = self._halved({**params, **changed}) if outcome.kind == FailureClass.GPU_MEMORY else {}
+            if smaller and halvings:
+                halvings -= 1
+                changed = smaller
+                log.warning("trial %d is tried again with %s", trial.number, changed)
+                continue
+            # with the same numbers these two would end the same way again
+            if not retries or outcome.kind in (FailureClass.DIVERGED, FailureClass.GPU_MEMORY):
+                break
+            retries -= 1
         self._finish(trial_id, TrialState.FAIL, failure=outcome, result=result)
         return EXIT_DONE
+
+    def _halved(self, params: dict[str, Any]) -> dict[str, int]:
+        """The smaller values with which the study lets a trial try again that ran out of GPU memory."""
+        names = self._study.file.study.halve_on_gpu_memory
+        return {name: params[name] // 2 for name in names if params[name] >= 2}
 
     def _call(self, params: dict[str, Any], context: TrialContext) -> float | Failure | None:
         """One attempt: the objective's value, why it failed, or None for pruned."""

@@ -64,6 +64,12 @@ def out_of_gpu_memory(params: dict[str, Any], context: Any) -> float:
     return 1.0
 
 
+def needs_a_small_batch(params: dict[str, Any], context: Any) -> float:
+    if params["batch_size"] > 16:
+        raise OutOfMemoryError("HIP out of memory. Tried to allocate 99 GiB")
+    return float(params["batch_size"])
+
+
 def device_fault_once(params: dict[str, Any], context: Any) -> float:
     if context.number == 0:
         raise RuntimeError("HIP error: an illegal memory access was encountered")

@@ -14,6 +14,7 @@ import pytest
 from optuna.trial import TrialState, create_trial
 
 from hpcjobs.budget import count
+from hpcjobs.collect import configuration
 from hpcjobs.failures import EXIT_DEVICE_FAULT, EXIT_DONE, EXIT_HANDED_BACK, EXIT_UNUSABLE, Failure, FailureClass
 from hpcjobs.heartbeat import read_status
 from hpcjobs.owners import process_start
@@ -76,6 +77,15 @@ def test_a_trial_out_of_gpu_memory_does_not_take_the_next_with_it(studies: Any) 
     assert studies.worker(study).wait(30) == EXIT_DONE
     counts = count(study)
     assert (counts.completed, counts.failures) == (2, {"out of GPU memory": 2})
+
+
+def test_a_trial_out_of_gpu_memory_is_tried_smaller_where_the_study_allows_it(studies: Any) -> None:
+    smaller = {"fixed": {"batch_size": 64}, "halve_on_gpu_memory": ("batch_size",)}
+    study = studies.create("needs_a_small_batch", trials=1, **smaller)
+    assert studies.worker(study).wait(30) == EXIT_DONE
+    assert study.trials()[0].value == 16.0
+    assert study.trials()[0].user_attrs["hpcjobs:result"]["changed"] == {"batch_size": 16}
+    assert configuration(study.file, study.trials()[0])["batch_size"] == 16
 
 
 def test_a_device_fault_costs_no_budget_and_ends_the_process(studies: Any) -> None:
