@@ -175,7 +175,10 @@ class NodeAgent:
     def _write_report(self) -> None:
         self.report.time_left_s = None if self._control.end is None else round(self._control.end - time.time(), 1)
         self.report.workers = [step.report() for step in self._steps]
-        self.report.write(self._study.paths)
+        try:
+            self.report.write(self._study.paths)
+        except OSError as error:  # a full disk, say: the next beat tries again, and Slurm knows that this node lives
+            log.warning("the node's file cannot be written: %s", error)
 
     def _end(self) -> int:
         left = count(self._study).left

@@ -161,11 +161,17 @@ class TrialContext:
         return left > 1.2 * (self.timing.epoch_s or self.timing.first_report_s or 0.0)
 
     def _append_to_curve(self, step: int, value: float) -> None:
+        """Add a row, unless the run before wrote it just before it died. A row that was cut short is removed."""
         path = self.folder / "curve.csv"
         row: dict[str, Any] = {"step": step, "value": value, **self.figures}
-        new = not path.exists()
-        with path.open("a", newline="", encoding="utf-8") as file:
+        with path.open("a+", newline="", encoding="utf-8") as file:
+            file.seek(0)
+            text = file.read()
+            whole = text[: text.rfind("\n") + 1]
+            if any(line.startswith(f"{step},") for line in whole.splitlines()):
+                return
+            file.truncate(len(whole.encode()))
             writer = csv.DictWriter(file, fieldnames=list(row))
-            if new:
+            if not whole:
                 writer.writeheader()
             writer.writerow(row)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import errno
 import traceback
 from dataclasses import dataclass, field
 
@@ -26,6 +27,7 @@ class FailureClass(str, enum.Enum):
     DEVICE = "device fault"
     WORKER = "worker died"
     NODE = "node lost"
+    STORAGE = "storage full"
     TIME_LIMIT = "time limit"
     PREEMPTION = "preemption"
     CANCELLED = "cancelled"
@@ -33,12 +35,14 @@ class FailureClass(str, enum.Enum):
 
 #: Faults of the machine: the trial runs again elsewhere, and the budget does not count them.
 INFRASTRUCTURE = frozenset(
-    {FailureClass.HOST_MEMORY, FailureClass.DEVICE, FailureClass.WORKER, FailureClass.NODE}
+    {FailureClass.HOST_MEMORY, FailureClass.DEVICE, FailureClass.WORKER, FailureClass.NODE, FailureClass.STORAGE}
     | {FailureClass.TIME_LIMIT, FailureClass.PREEMPTION, FailureClass.CANCELLED}
 )
 #: Faults that the trial itself may have caused; without progress in between they are believed only so often.
 SUSPICIOUS = frozenset({FailureClass.HOST_MEMORY, FailureClass.DEVICE, FailureClass.WORKER})
 
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NO_ROOM_TEXTS = ("no space left on device", "disk quota exceeded")
 _GPU_MEMORY_TEXTS = ("hip out of memory", "cuda out of memory", "hiperroroutofmemory", "cuda error: out of memory")
 _DEVICE_TEXTS = (
     "hip error",
@@ -68,6 +72,16 @@ class Failure:
         return self.kind in INFRASTRUCTURE
 
 
+def is_storage_full(error: BaseException) -> bool:
+    """Whether a full disk or quota is behind an exception, also one that a library raised while it handled another."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if getattr(cause, "errno", None) in _NO_ROOM or any(text in str(cause).lower() for text in _NO_ROOM_TEXTS):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
 def classify(error: BaseException) -> Failure:
     """Name the failure behind an exception of an objective, without importing torch to look at its classes."""
     text = str(error).lower()
@@ -76,6 +90,8 @@ def classify(error: BaseException) -> Failure:
         kind = FailureClass.GPU_MEMORY
     elif isinstance(error, MemoryError):
         kind = FailureClass.HOST_MEMORY
+    elif is_storage_full(error):
+        kind = FailureClass.STORAGE
     elif isinstance(error, ArithmeticError):
         kind = FailureClass.DIVERGED
     elif isinstance(error, RuntimeError) and ("AcceleratorError" in names or any(t in text for t in _DEVICE_TEXTS)):

@@ -67,13 +67,20 @@ class Guardian:
         if not free and now - self._seen[1] < LEASE_S:
             return False
         self._beat += 1
-        write_atomically(self._lease, json.dumps({"agent": self._agent, "beat": self._beat}), durable=False)
+        return self._write_lease({"agent": self._agent, "beat": self._beat})
+
+    def _write_lease(self, lease: dict[str, Any]) -> bool:
+        try:
+            write_atomically(self._lease, json.dumps(lease), durable=False)
+        except OSError as error:  # a full disk, say: whoever can write next takes the lease
+            log.warning("the guardian's lease cannot be written: %s", error)
+            return False
         return True
 
     def release(self) -> None:
         """Leave the lease to the next agent at once."""
         if self._seen[0] is not None and self._seen[0].get("agent") == self._agent:
-            write_atomically(self._lease, json.dumps({"agent": None}), durable=False)
+            self._write_lease({"agent": None})
 
     def _look(self, now: float) -> None:
         self._watch.look()

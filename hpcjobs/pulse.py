@@ -11,11 +11,11 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-from hpcjobs.budget import hand_back
-from hpcjobs.failures import EXIT_HANDED_BACK
+from hpcjobs.failures import EXIT_HANDED_BACK, Failure, FailureClass
 from hpcjobs.heartbeat import BEAT_S, WorkerStatus, write_status
 from hpcjobs.owners import process_gone, process_start
 from hpcjobs.paths import StudyPaths
+from hpcjobs.recovery import recover
 from hpcjobs.spec import Control, WorkerSpec
 from hpcjobs.study import open_study
 
@@ -134,10 +134,15 @@ class Pulse:
         return now - self._stop_seen > self._control.grace_s
 
     def _force_hand_back(self) -> None:
-        """Give the trial back over the objective's head and leave: it loses what it did since its last checkpoint."""
+        """Give the trial back over the objective's head and leave: it loses what it did since its last checkpoint.
+
+        It goes on under a new number: until this process has ended, the objective may still write into its folder.
+        """
         trial_id = self._trial_id
         if trial_id is not None:
             log.warning("the objective does not stop: its trial is handed back as of its last checkpoint")
+            kind = FailureClass.TIME_LIMIT if self.reason == "time limit" else FailureClass.PREEMPTION
+            failure = Failure(kind, f"the objective did not stop in time: {self.reason}")
             # a storage of this thread's own: the other thread may hold the shared one for long
-            hand_back(open_study(StudyPaths(self._spec.folder)), trial_id, self._spec.token)
+            recover(open_study(StudyPaths(self._spec.folder)), trial_id, self._spec.token, failure)
         os._exit(EXIT_HANDED_BACK)

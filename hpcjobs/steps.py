@@ -221,5 +221,9 @@ def start_due(steps: list[Step], at_once: int, pause_s: float, wait: Callable[[f
     """Start what is due, at most ``at_once`` being at their start at any time: 64 at once swamp slurmd and the disk."""
     for step in steps:
         if step.due() and sum(other.starting for other in steps) < at_once:
-            step.start()
+            try:
+                step.start()
+            except OSError as error:  # a full disk, say
+                log.warning("worker %d cannot be started: %s", step.index, error)
+                step.restart(LONGEST_PAUSE_S)
             wait(pause_s)

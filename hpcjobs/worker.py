@@ -34,6 +34,7 @@ from hpcjobs.failures import (
     Failure,
     FailureClass,
     classify,
+    is_storage_full,
 )
 from hpcjobs.owners import Owner
 from hpcjobs.paths import StudyPaths
@@ -51,6 +52,8 @@ Objective = Callable[[dict[str, Any], TrialContext], float]
 IDLE_POLL_S = (0.2, 3.0)
 # a trial that still runs out of GPU memory with an eighth of what the study fixes has failed
 MOST_HALVINGS = 3
+# a worker whose trial found the disk full begins no other one for so long
+FULL_DISK_PAUSE_S = 10.0
 
 
 def release_memory() -> None:
@@ -129,7 +132,12 @@ class Worker:
         """Run the objective, again after its own errors as often as the study allows, and write how it ended."""
         with self._study.storage.batch():
             params = suggest(trial, self._study.file.study)
-        inherit_files(self._study.paths, self._study.trial(trial_id))
+        try:
+            inherit_files(self._study.paths, self._study.trial(trial_id))
+        except OSError as error:
+            if not is_storage_full(error):
+                raise
+            return self._wait_for_room(trial_id, classify(error))
         retries, halvings = self._study.file.study.retries, MOST_HALVINGS
         attempts = 0
         changed: dict[str, int] = {}
@@ -149,6 +157,8 @@ class Worker:
                 log.info("trial %d pruned", trial.number)
                 return EXIT_DONE
             log.error("trial %d, %s: %s\n%s", trial.number, outcome.kind.value, outcome.message, outcome.details)
+            if outcome.kind == FailureClass.STORAGE:
+                return self._wait_for_room(trial_id, outcome)
             if outcome.is_infrastructure:
                 successor = recover(self._study, trial_id, self._spec.token, outcome)
                 log.warning("trial %d goes on elsewhere as trial %s", trial.number, successor)
@@ -171,6 +181,15 @@ class Worker:
         """The smaller values with which the study lets a trial try again that ran out of GPU memory."""
         names = self._study.file.study.halve_on_gpu_memory
         return {name: params[name] // 2 for name in names if params[name] >= 2}
+
+    def _wait_for_room(self, trial_id: int, failure: Failure) -> int:
+        """The disk is full: the trial goes back as it was last saved, for which the journal itself waits for room."""
+        log.warning("%s: the trial is handed back until there is room", failure.message)
+        self._pulse.update(state="idle", message=failure.message)
+        hand_back(self._study, trial_id, self._spec.token)
+        self._pulse.wait(FULL_DISK_PAUSE_S)
+        self._pulse.update(message="")
+        return EXIT_DONE
 
     def _call(self, params: dict[str, Any], context: TrialContext) -> float | Failure | None:
         """One attempt: the objective's value, why it failed, or None for pruned."""

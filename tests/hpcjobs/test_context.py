@@ -57,6 +57,16 @@ def test_reports_reach_the_journal_the_curve_and_the_worker(studies: Any) -> Non
     assert context.figures == {"map50": 0.8}
 
 
+def test_the_curve_has_each_step_once_also_if_the_run_before_died_while_it_wrote(studies: Any) -> None:
+    study = studies.create("quadratic")
+    context = claimed(study)
+    curve = context.folder / "curve.csv"
+    curve.write_text("step,value\n1,0.5\n2,0.7")
+    for step, value in ((1, 0.5), (2, 0.75), (3, 1.0)):
+        context.report(step, value)
+    assert curve.read_text().split() == ["step,value", "1,0.5", "2,0.75", "3,1.0"]
+
+
 def test_a_step_reported_by_an_earlier_run_is_not_written_again(studies: Any) -> None:
     study = studies.create("quadratic")
     claimed(study).report(1, 0.5)

@@ -97,6 +97,13 @@ def test_a_device_fault_costs_no_budget_and_ends_the_process(studies: Any) -> No
     assert count(study).completed == 2
 
 
+def test_a_full_disk_costs_no_trial_and_no_attempt(studies: Any) -> None:
+    study = studies.create("disk_full_once", trials=2)
+    assert studies.worker(study).wait(60) == EXIT_DONE
+    counts = count(study)
+    assert (counts.completed, counts.recovered, counts.failures) == (2, 0, {})
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
 def test_a_signal_hands_the_trial_back_and_another_worker_goes_on(number: int, studies: Any) -> None:
     study = studies.create("epochs", trials=1, epochs=30)

@@ -144,8 +144,10 @@ def check_acknowledged(ledger: Ledger, diary: list[dict[str, Any]], verdict: Ver
             state = _OPTUNA_STATES[trial.state].name
             if state != line["state"] or (line["value"] is not None and trial.value != line["value"]):
                 verdict.wrong["finished trials lost"].append(f"trial {trial.number}: {line}, the journal has {state}")
-        elif line["what"] == "reported" and trial.reports.get(line["epoch"]) != line["value"]:
-            verdict.wrong["reports lost"].append(str(line))
+        elif line["what"] == "reported":
+            late = (trial.number, line["epoch"]) in ledger.late_reports
+            if not late and trial.reports.get(line["epoch"]) != line["value"]:
+                verdict.wrong["reports lost"].append(str(line))
 
 
 def check_runs(ledger: Ledger, diary: list[dict[str, Any]], verdict: Verdict) -> None:

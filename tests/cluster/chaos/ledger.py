@@ -42,6 +42,7 @@ class Ledger:
         self.trials: list[Trial] = []
         self.violations: list[str] = []
         self.refused = 0
+        self.late_reports: set[tuple[int, int]] = set()  # trial and step, of owners that had lost their trial
         self.claims = 0
         self.read()
 
@@ -74,6 +75,8 @@ class Ledger:
             trial = self.trials[record["trial_id"]]
             if trial.state in ENDED:
                 self.refused += 1
+                if record["op_code"] == SET_REPORT:
+                    self.late_reports.add((trial.number, record["step"]))
                 return
             writer = record["worker_id"].rpartition("-")[0]
             if record["op_code"] == SET_STATE:

@@ -27,7 +27,6 @@ from tests.cluster.emulator import Cluster
 
 HERE = Path(__file__).parent
 DISK_MB = 64
-FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
 
 # before every node agent: a clock that is wrong on some nodes, and an srun that can be told to fail
 _SETUP = """\
@@ -63,6 +62,7 @@ class World:
         self.disk = self.folder / "disk"
         self.paths = StudyPaths(self.disk / "study")
         self.diary = self.folder / "diary"
+        self.clock = self.folder / "skewed_clock.so"
         self._ledger: Ledger | None = None
 
     # ---- begin and end ----
@@ -71,6 +71,7 @@ class World:
         """Mount the small filesystem and submit the study."""
         for folder in (self.disk, self.diary, self.folder / "bin"):
             folder.mkdir(parents=True)
+        subprocess.run(["gcc", "-O1", "-shared", "-fPIC", "-o", self.clock, HERE / "skewed_clock.c"], check=True)
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", self.disk], check=True)
         (self.folder / "setup.sh").write_text(_SETUP.format(folder=self.folder))
         srun = self.folder / "bin" / "srun"
