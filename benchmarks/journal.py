@@ -29,6 +29,7 @@ import optuna
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.trial import TrialState
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -299,6 +300,7 @@ def print_rates(console: Console, title: str, rows: list[Measured]) -> None:
         "CPU ms/trial",
         "share",
         title=title,
+        box=box.MARKDOWN,
     )
     stock = {row.workers: row.trials_per_s for row in rows if row.system == "stock"}
     for row in rows:
@@ -335,7 +337,7 @@ def main() -> int:
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warm_up()
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 150)
     scratch = Path(tempfile.mkdtemp(prefix="journal-", dir=options.scratch))
     figures: dict[str, Any] = {}
 
@@ -362,7 +364,7 @@ def main() -> int:
             console.print("next call after a killed holder, s:", figures[part])
         elif part == "open":
             figures[part] = []
-            table = Table("trials", "system", "seconds", "MB", title="open and read all trials")
+            table = Table("trials", "system", "seconds", "MB", title="open and read all trials", box=box.MARKDOWN)
             for trials in options.trials:
                 folder = Path(tempfile.mkdtemp(dir=scratch))
                 write_history(folder, trials)

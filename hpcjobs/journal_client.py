@@ -79,6 +79,10 @@ class JournalClient:
             self.close()
             self._rest_after(error)
             raise ServerGoneError(str(error)) from error
+        except BaseException:
+            # A signal's handler raised while we waited: the next request must not get the answer to this one.
+            self.close()
+            raise
 
     def _rest_after(self, error: OSError) -> None:
         stalled = isinstance(error, TimeoutError)

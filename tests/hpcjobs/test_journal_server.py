@@ -192,3 +192,27 @@ def test_rounds_are_shared(paths: StudyPaths, server: JournalServer) -> None:
         thread.join()
     assert numbers_and_states(paths)[0] == list(range(12))
     assert len(rounds) <= 4
+
+
+def test_answer_to_an_interrupted_request_is_not_taken_for_the_next_one(
+    paths: StudyPaths, server: JournalServer
+) -> None:
+    """A signal's handler raises while the worker waits; the records after it must be in the file when they return."""
+    storage = open_storage(paths, socket=str(server.socket_path))
+    study = study_of(storage)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with open_storage(paths, socket="").exclusive():
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            with pytest.raises(KeyboardInterrupt):
+                study.ask()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    trial = study.ask()
+    assert trial.number == len(open_storage(paths, socket="").get_all_trials(0)) - 1
+    assert storage._file._client is not None
+    assert storage._file._client._socket is not None
