@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import optuna
 from optuna.study import StudyDirection
@@ -18,6 +20,11 @@ from hpcjobs.sampling import distribution, fits, make_pruner, make_sampler
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
+
+
+# what trials of one study have in common, kept in its journal: with another value they could not be compared or resumed
+_UNCHANGING = ("objective", "direction", "parameters", "fixed", "epochs")
+_SETTINGS = "hpcjobs:settings"
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,7 @@ def create_study(paths: StudyPaths, file: StudyFile, starts: Sequence[dict[str, 
         if storage.get_all_studies():
             raise UserError(f"{paths.folder}: already holds a study. Resume it, or choose another folder.")
         study_id = storage.create_new_study([direction], file.name)
+        storage.set_study_user_attr(study_id, _SETTINGS, _settings(file))
         _enqueue(storage, study_id, file.study.trials, starts)
     return OpenStudy(paths, file, storage, study_id, file.name)
 
@@ -79,7 +87,7 @@ def open_study(paths: StudyPaths) -> OpenStudy:
     """Open the study of a folder.
 
     Raises:
-        UserError: if the folder is missing, is not a study or its journal holds no study.
+        UserError: if the folder is missing, is not a study, its journal holds no study, or what it searches was changed.
     """
     file = read_study_file(paths)
     if not paths.journal.exists():
@@ -88,7 +96,24 @@ def open_study(paths: StudyPaths) -> OpenStudy:
     studies = storage.get_all_studies()
     if not studies:
         raise UserError(f"{paths.journal}: holds no study. Submit the study anew in another folder.")
+    _check_unchanged(paths, file, storage.get_study_user_attrs(studies[0]._study_id).get(_SETTINGS))
     return OpenStudy(paths, file, storage, studies[0]._study_id, studies[0].study_name)
+
+
+def _settings(file: StudyFile) -> dict[str, Any]:
+    return file.study.model_dump(mode="json", include=set(_UNCHANGING))
+
+
+def _check_unchanged(paths: StudyPaths, file: StudyFile, began_with: dict[str, Any] | None) -> None:
+    """A journal without settings was made by another program: it is taken as it is."""
+    found = _settings(file)
+    for key, value in (began_with or {}).items():
+        if found.get(key) != value:
+            raise UserError(
+                f"{paths.config}: study.{key} is {json.dumps(found.get(key))}, its trials began with {json.dumps(value)}; "
+                "allowed: no change within a study. Write the former value again, or begin a new study that starts from "
+                f"the best of this one: --study YAML --warm-start {shlex.quote(str(paths.folder))}"
+            )
 
 
 def extend(study: OpenStudy, more: int) -> None:

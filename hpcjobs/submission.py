@@ -94,8 +94,10 @@ def resumed_submission(options: argparse.Namespace) -> Submission:
     for flag in ("study", "cluster", "data", "epochs", "mode", "workers", "folder", "name", "warm_start"):
         if getattr(options, flag) is not None:
             name = flag.replace("_", "-")
+            hint = "; what a study searches stays as it is: for a changed search give a new study --warm-start FOLDER"
             raise UserError(
                 f"--{name}: found together with --resume; allowed: --nodes, --trials +N, --set; leave it out"
+                + (hint if flag == "study" else "")
             )
     if options.trials is not None and not options.trials.startswith("+"):
         raise UserError(

@@ -19,6 +19,7 @@ from hpcjobs.config import NamedWithOptions
 from hpcjobs.errors import UserError
 from hpcjobs.failures import Failure, FailureClass
 from hpcjobs.guardian import recover_lost
+from hpcjobs.load import write_study_file
 from hpcjobs.owners import OWNER, Owner
 from hpcjobs.paths import StudyPaths
 from hpcjobs.recovery import MOST_DEATHS_WITHOUT_PROGRESS, inherit_files, recover
@@ -75,6 +76,16 @@ def test_extending_adds_waiting_trials_and_refuses_none(studies: Any) -> None:
     assert count(study).waiting == 5
     with pytest.raises(UserError, match="at least one"):
         extend(study, 0)
+
+
+@pytest.mark.parametrize("change", [{"epochs": 9}, {"fixed": {"y": 1.0}}, {"objective": "objectives:epochs"}])
+def test_a_study_whose_settings_were_changed_is_refused(change: dict[str, Any], studies: Any) -> None:
+    study = studies.create("quadratic")
+    changed = study.file.model_copy(update={"study": study.file.study.model_copy(update=change)})
+    study.paths.config.unlink()
+    write_study_file(study.paths, changed)
+    with pytest.raises(UserError, match=rf"study.{next(iter(change))} is .*--warm-start"):
+        open_study(study.paths)
 
 
 def test_a_folder_that_is_no_study_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.cluster.chaos.world import World, kill, parent, process_state
+from tests.cluster.chaos.world import World, go_on_with, kill, parent, process_state, stop
 
 
 @dataclass
@@ -105,15 +105,12 @@ def stop_lock_holder_beyond_lease(world: World) -> Injected | None:
 
 
 def _stop(pid: int, seconds: float) -> Injected | None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGSTOP)
-    if process_state(pid) != "T":
+    if not stop(pid):
         return None
 
     def go_on() -> str:
         state = process_state(pid)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+        go_on_with(pid)
         return f"went on after {seconds:.0f} s" if state == "T" else "was ended meanwhile"
 
     return Injected(f"process {pid} was stopped", [pid], go_on, seconds)

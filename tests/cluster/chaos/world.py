@@ -22,7 +22,7 @@ from hpcjobs.owners import process_alive
 from hpcjobs.paths import StudyPaths
 from tests.cluster.chaos import chaos_objective
 from tests.cluster.chaos.ledger import Ledger
-from tests.cluster.daemons import wait_until
+from tests.cluster.daemons import ClusterError, wait_until
 from tests.cluster.emulator import Cluster
 
 HERE = Path(__file__).parent
@@ -164,12 +164,10 @@ class World:
         end = time.monotonic() + patience_s
         while time.monotonic() < end:
             pid = self._lock_holder()
-            if pid in ours:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGSTOP)
-                    if self._lock_holder() == pid and process_state(pid) == "T":
-                        return pid
-                    os.kill(pid, signal.SIGCONT)
+            if pid is not None and pid in ours:
+                if stop(pid) and self._lock_holder() == pid:
+                    return pid
+                go_on_with(pid)
             time.sleep(0.0005)
         return None
 
@@ -195,6 +193,22 @@ def process_state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return ""
+
+
+def stop(pid: int) -> bool:
+    """SIGSTOP, and wait until it has worked; False if it did not, and then the process goes on."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
+        with contextlib.suppress(ClusterError):
+            wait_until(lambda: process_state(pid) == "T", f"process {pid} to stop", 1)
+            return True
+        os.kill(pid, signal.SIGCONT)
+    return False
+
+
+def go_on_with(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
 
 
 def kill(pid: int) -> bool:
