@@ -54,6 +54,7 @@ class TrainingBatches:
         # One shape for all batches where another one would be compiled or captured again.
         self.length = most_boxes(split, hyperparameters) if runtime.compile or runtime.graphs else None
         self._images = make_images(split, runtime)
+        self._stream = torch.cuda.Stream(runtime.device) if runtime.on_gpu else None
 
     def of_epoch(self, epoch: int, first: int = 0) -> Iterator[tuple[int, Batch]]:
         """Steps ``first`` and on of an epoch, each with its batch on the device: images (B, 3, H, W) from 0 to 1,
@@ -65,10 +66,38 @@ class TrainingBatches:
             return self._images.stage(draw_table(rng, order[step], self.split, self.hyperparameters, self.length))
 
         steps = range(first, self.steps_per_epoch)
+        before: tuple[int, Batch, torch.cuda.Event | None] | None = None
         for step, staged in zip(steps, ahead(stage, steps), strict=True):
-            table = staged[0]
-            yield step, (self._images.samples(staged), self._to(table.boxes), self._to(table.real))
+            launched = step, *self._launch(staged)
+            if before is not None:
+                yield _when_made(*before)
+            before = launched
+        if before is not None:
+            yield _when_made(*before)
+
+    def _launch(self, staged: Staged) -> tuple[Batch, torch.cuda.Event | None]:
+        """Begin to make a batch on a stream of its own, while the device still trains on the batch before it."""
+        if self._stream is None:
+            return self._batch(staged), None
+        # Memory of older batches may be used again once what reads them is done.
+        self._stream.wait_stream(torch.cuda.current_stream(self.runtime.device))
+        with torch.cuda.stream(self._stream):
+            batch = self._batch(staged)
+            made = torch.cuda.Event(blocking=True)
+            made.record()
+        return batch, made
+
+    def _batch(self, staged: Staged) -> Batch:
+        table = staged[0]
+        return self._images.samples(staged), self._to(table.boxes), self._to(table.real)
 
     def _to(self, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(array)
         return tensor.pin_memory().to(self.runtime.device, non_blocking=True) if self.runtime.on_gpu else tensor
+
+
+def _when_made(step: int, batch: Batch, made: torch.cuda.Event | None) -> tuple[int, Batch]:
+    """Sleep until a batch is there: the host stays one step ahead of the device, and has nothing to do earlier."""
+    if made is not None:
+        made.synchronize()
+    return step, batch

@@ -95,8 +95,7 @@ class Evaluator:
     def _outputs_of(self, images: Tensor) -> Tensor:
         """The network's outputs for uint8 images (B, H, W, 3) on the device."""
         pixels = images.permute(0, 3, 1, 2).to(memory_format=self.runtime.memory_format).float() / 255
-        with self.runtime.autocast():
-            outputs: Tensor = self.network(pixels)
+        outputs: Tensor = self.network(pixels.to(self.runtime.dtype))
         return outputs
 
 

@@ -6,6 +6,7 @@ Letters: B batch, L layers, N images of the split, H and W height and width.
 from __future__ import annotations
 
 import itertools
+import mmap
 import warnings
 from typing import Protocol, TypeAlias
 
@@ -23,6 +24,7 @@ from autospeed_model.runtime import Runtime
 # Share of the device's free memory that a split may take by itself: others may share the device.
 DEVICE_SHARE = 0.25
 CHUNK_BYTES = 256 << 20  # of one copy to the device
+READ_ONLY = 8  # cudaHostRegisterReadOnly and hipHostRegisterReadOnly
 SLOTS = 2  # batches on their way from the host: one being gathered, one being read by the device
 
 # What a thread of the host prepared for a batch.
@@ -46,7 +48,9 @@ def make_images(split: PackedSplit, runtime: Runtime) -> Images:
     fits = split.images.nbytes <= DEVICE_SHARE * torch.cuda.mem_get_info(runtime.device)[0]
     if runtime.images == "device" or (runtime.images == "auto" and fits):
         return DeviceImages(split, runtime)
-    return HostImages(split, runtime)
+    if hip_kernels.is_built("cuda") and register(split.images):
+        return MappedImages(split, runtime)
+    return GatheredImages(split, runtime)
 
 
 class CpuImages:
@@ -81,16 +85,28 @@ class DeviceImages:
         return _augment(self._images, PixelTable.of(staged[0], self._runtime.device), self._runtime)
 
 
-class HostImages:
-    """The split stays in the mapped file, which all processes of a node share. A thread gathers what a batch shows in
-    pinned memory; a stream of its own brings it to the device and augments while the batch before is trained on.
+class MappedImages:
+    """The split stays in the mapped file, which all processes of a node share, and the fused kernel reads it there: only
+    pixels that it needs cross the bus, and the host touches none."""
 
-    The fused kernel reads pinned memory itself, so that only pixels that it needs cross the bus.
-    """
+    def __init__(self, split: PackedSplit, runtime: Runtime) -> None:
+        """``split.images`` is registered with the driver."""
+        self._runtime = runtime
+        self._images = as_tensor(split.images)
+
+    def stage(self, table: Table) -> Staged:
+        return table, None
+
+    def samples(self, staged: Staged) -> Tensor:
+        return _augment(self._images, PixelTable.of(staged[0], self._runtime.device), self._runtime)
+
+
+class GatheredImages:
+    """The split stays in the mapped file. A thread gathers what a batch shows in pinned memory, from where it goes to
+    the device."""
 
     def __init__(self, split: PackedSplit, runtime: Runtime) -> None:
         self._images, self._runtime = split.images, runtime
-        self._stream = torch.cuda.Stream(runtime.device)
         self._slots: list[Tensor] = []
         self._free: list[torch.cuda.Event] = []
         self._turn = itertools.count()
@@ -109,13 +125,8 @@ class HostImages:
     def samples(self, staged: Staged) -> Tensor:
         table, slot = staged
         assert slot is not None
-        current = torch.cuda.current_stream(self._runtime.device)
-        with torch.cuda.stream(self._stream):
-            source = slot if hip_kernels.is_built("cuda") else self._copied(table, slot)
-            pixels = _augment(source, PixelTable.of(table.local(), self._runtime.device), self._runtime)
-            self._free[next(n for n, mine in enumerate(self._slots) if mine is slot)].record()
-        current.wait_stream(self._stream)
-        pixels.record_stream(current)
+        pixels = _augment(self._copied(table, slot), PixelTable.of(table.local(), self._runtime.device), self._runtime)
+        self._free[next(n for n, mine in enumerate(self._slots) if mine is slot)].record()
         return pixels
 
     def _copied(self, table: Table, slot: Tensor) -> Tensor:
@@ -127,6 +138,15 @@ class HostImages:
             if x2 > x1:
                 self._device_slot[place, y1:y2].copy_(slot[place, y1:y2], non_blocking=True)
         return self._device_slot
+
+
+def register(images: np.ndarray) -> bool:
+    """Let the device read a mapped file where it lies, for the life of this process. False where a driver cannot."""
+    page = mmap.PAGESIZE
+    first = images.ctypes.data // page * page
+    length = images.ctypes.data + images.nbytes - first
+    registered = torch.cuda.cudart().cudaHostRegister(first, length, READ_ONLY)
+    return int(registered) == 0
 
 
 def as_tensor(images: np.ndarray) -> Tensor:

@@ -12,6 +12,28 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 HEAD_WIDTH = 64  # channels of one attention head
+# Tensor cores read so many channels of a pixel at a time; with fewer, libraries fall back to far slower kernels.
+ALIGNED_CHANNELS = 8
+
+
+class Conv2d(nn.Conv2d):
+    """A convolution in the precision of its input; its weights stay float32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight.to(x.dtype)
+        missing = ALIGNED_CHANNELS - self.in_channels
+        if missing > 0 and self.groups == 1 and x.is_cuda:
+            x, weight = (F.pad(value, (0, 0, 0, 0, 0, missing)) for value in (x, weight))
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        out: Tensor = self._conv_forward(x, weight, bias)
+        return out
+
+
+class Linear(nn.Linear):
+    """A linear layer in the precision of its input; its weights stay float32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
 
 
 class Conv(nn.Module):
@@ -21,7 +43,7 @@ class Conv(nn.Module):
         self, channels: int, out: int, kernel: int = 1, stride: int = 1, groups: int = 1, activation: bool = True
     ) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(channels, out, kernel, stride, padding=kernel // 2, groups=groups, bias=False)
+        self.conv = Conv2d(channels, out, kernel, stride, padding=kernel // 2, groups=groups, bias=False)
         self.norm = nn.BatchNorm2d(out, eps=1e-3, momentum=0.03)
         self.activation = nn.SiLU() if activation else nn.Identity()
 
@@ -88,10 +110,10 @@ class Context(nn.Module):
     def __init__(self, channels: int, out: int, height: int, width: int, ratio: int = 2) -> None:
         super().__init__()
         self.height, self.width = height, width
-        self.spread = nn.Linear(channels, height * width)
-        self.squeeze = nn.Conv2d(1, channels // ratio, 3, padding=1)
-        self.excite = nn.Conv2d(channels // ratio, channels, 3, padding=1)
-        self.project = nn.Conv2d(channels, out, 3, padding=1)
+        self.spread = Linear(channels, height * width)
+        self.squeeze = Conv2d(1, channels // ratio, 3, padding=1)
+        self.excite = Conv2d(channels // ratio, channels, 3, padding=1)
+        self.project = Conv2d(channels, out, 3, padding=1)
         # The distribution the convolution's default would have: its fan-in counts three taps.
         bound = 1 / math.sqrt(3 * channels)
         nn.init.uniform_(self.spread.weight, -bound, bound)
@@ -141,7 +163,7 @@ class Attention(nn.Module):
         batch, channels, height, width = x.shape
         qkv = self.qkv(x).reshape(batch, self.heads, 2 * self.key + self.value, height * width)
         query, key, value = qkv.split((self.key, self.key, self.value), dim=2)  # each (B, heads, K or V, N)
-        weights = (query.transpose(-2, -1) @ key * self.key**-0.5).softmax(dim=-1)
+        weights = (query.transpose(-2, -1) @ key * self.key**-0.5).float().softmax(dim=-1).to(value.dtype)
         mixed = (value @ weights.transpose(-2, -1)).reshape(batch, channels, height, width)
         out: Tensor = self.project(mixed + self.position(value.reshape(batch, channels, height, width)))
         return out

@@ -37,10 +37,6 @@ class DetectionLoss(torch.nn.Module):
         :param boxes: (B, M, 5) rows class, x1, y1, x2, y2 in pixels of the input
         :param real: bool (B, M), False where a row is padding
         """
-        with torch.autocast(maps[0].device.type, enabled=False):
-            return self._losses(maps, boxes.float(), real)
-
-    def _losses(self, maps: list[Tensor], boxes: Tensor, real: Tensor) -> Tensor:
         sides, logits = flatten_maps(maps)
         labels = torch.where(real, boxes[:, :, 0].long(), 0)
         corners = torch.where(real.unsqueeze(2), boxes[:, :, 1:], 0.0)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from autospeed_model.errors import UserError
-from autospeed_model.layers import C2PSA, C3K2, SPPF, Context, Conv, upsample
+from autospeed_model.layers import C2PSA, C3K2, SPPF, Context, Conv, Conv2d, upsample
 
 BINS = 16  # of the distribution over a side's distance, in cells
 STRIDES = (8, 16, 32)
@@ -89,7 +89,7 @@ class Head(nn.Module):
         super().__init__()
         box_width, class_width = max(64, widths[0] // 4), max(80, widths[0], classes)
         self.box = nn.ModuleList(
-            nn.Sequential(Conv(c, box_width, 3), Conv(box_width, box_width, 3), nn.Conv2d(box_width, 4 * BINS, 1))
+            nn.Sequential(Conv(c, box_width, 3), Conv(box_width, box_width, 3), Conv2d(box_width, 4 * BINS, 1))
             for c in widths
         )
         self.cls = nn.ModuleList(
@@ -98,7 +98,7 @@ class Head(nn.Module):
                 Conv(c, class_width),
                 Conv(class_width, class_width, 3, groups=class_width),
                 Conv(class_width, class_width),
-                nn.Conv2d(class_width, classes, 1),
+                Conv2d(class_width, classes, 1),
             )
             for c in widths
         )
@@ -164,7 +164,8 @@ def make_anchors(height: int, width: int) -> tuple[Tensor, Tensor]:
 
 def flatten_maps(maps: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Three maps (B, 4 * BINS + nc, h, w) -> float32 logits of sides (B, 4 * BINS, A) and of classes (B, nc, A)."""
-    flat = torch.cat([x.flatten(2) for x in maps], dim=2).float()
+    # In memory the channels of a cell stay side by side, as the head's convolutions want their gradients.
+    flat = torch.cat([x.permute(0, 2, 3, 1).flatten(1, 2) for x in maps], dim=1).float().transpose(1, 2)
     return flat[:, : 4 * BINS], flat[:, 4 * BINS :]
 
 

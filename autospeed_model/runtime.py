@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -68,7 +67,7 @@ class Runtime:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the activations; weights are float32 always."""
+        """Of images and activations; weights are float32 always, and so is the loss."""
         return DTYPES[self.precision]
 
     @property
@@ -79,10 +78,6 @@ class Runtime:
         """Move a network to the device and bring its weights into the chosen order."""
         moved: Network = network.to(self.device, memory_format=self.memory_format)  # type: ignore[call-overload]
         return moved
-
-    def autocast(self) -> AbstractContextManager[object]:
-        """The context in which the network runs in the chosen precision."""
-        return torch.autocast(self.kind, dtype=self.dtype, enabled=self.precision != "fp32")
 
     def wait(self) -> None:
         """Let this thread sleep until the device has done what it was given. A plain synchronisation would spin."""

@@ -6,6 +6,7 @@ captured as graphs. Nothing here waits for the device.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -23,7 +24,7 @@ FP16_SCALE = 1024.0
 
 
 class TrainingStep:
-    """Owns the gradients of ``network`` and, with graphs, the tensors that a batch is copied into.
+    """Owns the gradients of ``network`` and, with graphs, the memory of a batch.
 
     Shapes: B batch, M boxes an image (padded; with graphs the same in every batch).
     """
@@ -46,7 +47,7 @@ class TrainingStep:
         self._gradients = [torch.zeros_like(parameter) for parameter in self._parameters]
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = gradient
-        self._losses = torch.compile(losses, dynamic=False) if runtime.compile else losses
+        self._losses = _compiled() if runtime.compile else losses
         self._batch: tuple[Tensor, ...] = ()
         self._pool = pool
         self._accumulate: Callable[[], None] = self._accumulate_now
@@ -60,12 +61,6 @@ class TrainingStep:
                 Graphed(half, self._pool) for half in (self._accumulate_now, self._update_now)
             )
 
-    def inputs(self, images: Tensor, boxes: Tensor, real: Tensor) -> tuple[Tensor, ...]:
-        """The tensors that hold a batch for :meth:`accumulate`, shaped like these; the caller may fill them itself."""
-        if not self._batch:
-            self._batch = tuple(torch.empty_like(value) for value in (images, boxes, real))
-        return self._batch
-
     def accumulate(self, images: Tensor, boxes: Tensor, real: Tensor) -> None:
         """Add the gradients and losses of a batch.
 
@@ -73,13 +68,12 @@ class TrainingStep:
         :param boxes: (B, M, 5), rows class, x1, y1, x2, y2 in pixels
         :param real: bool (B, M), False for padding
         """
-        images = images.contiguous(memory_format=self.runtime.memory_format)
-        if self._pool is None:
-            self._batch = (images, boxes, real)
+        images = images.to(self.runtime.dtype, memory_format=self.runtime.memory_format)
+        batch = (images, boxes, real)
+        if self._pool is None or not self._batch:
+            self._batch = batch  # with graphs the first batch's tensors become those that every other is copied into
         else:
-            for mine, given in zip(self.inputs(images, boxes, real), (images, boxes, real), strict=True):
-                if mine is not given:
-                    mine.copy_(given, non_blocking=True)
+            torch._foreach_copy_(list(self._batch), list(batch), non_blocking=True)
         self._accumulate()
 
     def update(self, rate: float) -> None:
@@ -90,9 +84,10 @@ class TrainingStep:
 
     def _accumulate_now(self) -> None:
         images, boxes, real = self._batch
-        found = self._losses(self.network, self.loss, self.runtime, images, boxes, real)
+        found = self._losses(self.network, self.loss, images, boxes, real)
         total = self.scaler.scale(found.sum() * len(images))
-        torch._foreach_add_(self._gradients, list(torch.autograd.grad(total, self._parameters)))
+        new = torch.autograd.grad(total, self._parameters)
+        torch._foreach_add_(self._gradients, _alike(new, self._gradients))
         self.sums += found.detach()
 
     def _update_now(self) -> None:
@@ -102,11 +97,25 @@ class TrainingStep:
         self.average.follow()
 
 
-def losses(
-    network: AutoSpeed, loss: DetectionLoss, runtime: Runtime, images: Tensor, boxes: Tensor, real: Tensor
-) -> Tensor:
-    """Forward pass and loss, a pure function of tensors: (B, 3, H, W), (B, M, 5), (B, M) -> (3,)."""
-    with runtime.autocast():
-        maps = network(images)
-    found: Tensor = loss(maps, boxes, real)
+@functools.cache
+def _compiled() -> Callable[..., Tensor]:
+    """One compiled function for all trainings of a process: a network of the same shape compiles nothing again."""
+    # A study may try more sizes and batches than the default of 8 variants, after which PyTorch would compile no more.
+    torch._dynamo.config.recompile_limit = 64
+    compiled: Callable[..., Tensor] = torch.compile(losses, dynamic=False, fullgraph=True)
+    return compiled
+
+
+def losses(network: AutoSpeed, loss: DetectionLoss, images: Tensor, boxes: Tensor, real: Tensor) -> Tensor:
+    """Forward pass and loss, a pure function of tensors: (B, 3, H, W), (B, M, 5), (B, M) -> (3,).
+
+    The images' type is the network's precision. Automatic casting would do, but keeps compiled code out of the cache.
+    """
+    found: Tensor = loss(network(images), boxes, real)
     return found
+
+
+def _alike(gradients: tuple[Tensor, ...], patterns: list[Tensor]) -> list[Tensor]:
+    """The same values in the patterns' order in memory: else they would be added one by one, not all at once."""
+    pairs = zip(gradients, patterns, strict=True)
+    return [g if g.stride() == like.stride() else torch.empty_like(like).copy_(g) for g, like in pairs]
