@@ -80,7 +80,7 @@ def test_a_device_that_fails_twice_is_left_out(studies: Any) -> None:
     assert (count(study).waiting, count(study).recovered) == (1, 2)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR2])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_agent_hands_all_trials_back(number: int, studies: Any) -> None:
     study = studies.create("epochs", trials=2, epochs=500)
     studies.launch(study)
