@@ -81,7 +81,7 @@ def everything(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 
 # 3 updates and 2 validation batches an epoch.
-@pytest.mark.parametrize("moment", [0, 1, 2, 3, 4, 5, 7, 9])
+@pytest.mark.parametrize("moment", [0, 2, 3, 6, 9])
 def test_a_training_interrupted_anywhere_ends_bit_for_bit_like_one_that_was_not(
     make: Callable[..., Trainer], tmp_path: Path, moment: int, uninterrupted: dict[str, torch.Tensor]
 ) -> None:
