@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from autospeed_model.accelerator import prepare_process
 from autospeed_model.checkpoint import load_network
 from autospeed_model.errors import UserError, run_entry
 from autospeed_model.evaluation import Evaluator
@@ -31,6 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--batch-size", type=int, default=32, help="images at a time (default 32)")
     add_runtime_arguments(parser)
     given = parser.parse_args(arguments)
+    prepare_process()
     if (given.weights is None) == (given.upstream is None):
         raise UserError("give either --weights or --upstream")
     if given.batch_size < 1:

@@ -86,8 +86,8 @@ class DeviceImages:
 
 
 class MappedImages:
-    """The split stays in the mapped file, which all processes of a node share, and the fused kernel reads it there: only
-    pixels that it needs cross the bus, and the host touches none."""
+    """The split stays in the mapped file, which all processes of a node share, and the fused kernel reads it there:
+    only pixels that it needs cross the bus, and the host touches none."""
 
     def __init__(self, split: PackedSplit, runtime: Runtime) -> None:
         """``split.images`` is registered with the driver."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from autospeed_model.accelerator import DECLARED, prepare_process
 from autospeed_model.errors import UserError
 from autospeed_model.hyperparameters import PARAMETERS, from_flat_mapping
 
@@ -39,6 +40,7 @@ def train_trial(params: Mapping[str, Any], context: Context) -> float:
         raise UserError("this objective needs a dataset: give --data a folder made by autospeed_model.prepare")
     parameters = from_flat_mapping({**params, "epochs": context.epochs}, "trial")
 
+    prepare_process()
     from autospeed_model.trial import run_trial
 
     return run_trial(*parameters, context.data, context)
@@ -46,3 +48,4 @@ def train_trial(params: Mapping[str, Any], context: Context) -> float:
 
 train_trial.parameters = PARAMETERS  # type: ignore[attr-defined]
 train_trial.needs_data = True  # type: ignore[attr-defined]
+train_trial.environment = DECLARED  # type: ignore[attr-defined]

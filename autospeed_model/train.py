@@ -12,6 +12,7 @@ import yaml
 from rich.console import Console
 
 from autospeed_model import checkpoint
+from autospeed_model.accelerator import prepare_process
 from autospeed_model.errors import UserError, run_entry
 from autospeed_model.hyperparameters import from_flat_mapping
 from autospeed_model.logs import Checkpoints, CsvLog, ProgressBar, StopOnSignal, Stopped, TensorBoardLog
@@ -107,6 +108,7 @@ def make_trainer(given: argparse.Namespace) -> Trainer:
 
 def main(arguments: list[str] | None = None) -> int:
     given = parse(arguments)
+    prepare_process()
     console = Console()
     trainer = make_trainer(given)
     kept = Checkpoints(given.out)

@@ -60,6 +60,9 @@ class Trainer:
         runtime: Runtime,
     ) -> None:
         """:raises UserError: when there is nothing to train on, or the images' size does not suit the network."""
+        if runtime.on_gpu:
+            # Shapes never change, so that trying the algorithms of each convolution once pays.
+            torch.backends.cudnn.benchmark = True
         if not len(train):
             raise UserError(f"the split '{train.name}' has no image: nothing to train on")
         self.hyperparameters, self.options, self.runtime = hyperparameters, options, runtime
@@ -71,9 +74,11 @@ class Trainer:
         self.loss = DetectionLoss(train.height, train.width, hyperparameters).to(runtime.device)
         self.optimiser = make_optimiser(self.network, hyperparameters, self.batch_size)
         pool = GraphPool(runtime.device) if runtime.graphs else None
-        self.training_step = TrainingStep(self.network, self.loss, self.optimiser, self.average, runtime, pool)
+        self.training_step = TrainingStep(
+            self.network, self.loss, self.optimiser, self.average, runtime, pool, hyperparameters.clip_norm
+        )
         self.evaluator = Evaluator(self.average.network, validation, self.batch_size, runtime, pool)
-        self.accumulated = accumulated_steps(self.batch_size)
+        self.accumulated = accumulated_steps(hyperparameters, self.batch_size)
         self.schedule = LinearSchedule(
             hyperparameters.min_lr,
             hyperparameters.max_lr,

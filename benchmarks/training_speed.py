@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch  # noqa: E402
 
+from autospeed_model.accelerator import prepare_process  # noqa: E402
 from autospeed_model.errors import run_entry  # noqa: E402
 from autospeed_model.hyperparameters import Hyperparameters, RuntimeOptions, TrainingOptions  # noqa: E402
 from autospeed_model.metrics import Figures  # noqa: E402
@@ -69,6 +70,17 @@ def compute_only(trainer: Trainer, steps: int) -> float:
     started = time.monotonic()
     run(steps)
     return steps * trainer.batch_size / (time.monotonic() - started)
+
+
+def evaluation_speed(trainer: Trainer, seconds: float) -> float:
+    """Images a second of whole evaluations: forward pass, suppression and metrics."""
+    for _ in range(3):
+        trainer.evaluator.run()
+    started, images = time.monotonic(), 0
+    while time.monotonic() - started < seconds:
+        trainer.evaluator.run()
+        images += len(trainer.evaluator.split)
+    return images / max(time.monotonic() - started, 1e-9)
 
 
 def wait_for_others(folder: Path, processes: int) -> None:
@@ -129,9 +141,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     result["end_to_end"] = images / seconds
     result["host_ms_per_image"] = (cpu_seconds() - used) / images * 1e3
     result["compute_only"] = compute_only(trainer, given.steps)
-    started = time.monotonic()
-    trainer.evaluator.run()
-    result["evaluation"] = len(trainer.evaluator.split) / (time.monotonic() - started)
+    result["evaluation"] = evaluation_speed(trainer, given.seconds / 4)
     result["memory_gb"] = device_memory_gb(runtime.device)
     if runtime.on_gpu:
         result["allocated_peak_gb"] = torch.cuda.max_memory_allocated() / 2**30
@@ -151,6 +161,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=1, help="how many wait at --barrier")
     add_runtime_arguments(parser)
     given = parser.parse_args(arguments)
+    prepare_process()
     text = json.dumps(measure(given), indent=1)
     if given.json is not None:
         given.json.write_text(text + "\n")

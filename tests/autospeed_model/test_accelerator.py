@@ -1,0 +1,63 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autospeed_model.accelerator import NODE_CACHE, SWITCHES, TUNED_MIOPEN, node_cache, prepare_process
+from autospeed_model.errors import UserError
+
+
+def environment(tmp_path: Path, **more: str) -> dict[str, str]:
+    return {NODE_CACHE: str(tmp_path / "cache"), **more}
+
+
+def test_switches_are_set_but_what_is_set_already_wins(tmp_path: Path) -> None:
+    found = environment(tmp_path, PYTORCH_MIOPEN_SUGGEST_NHWC="0", TORCHINDUCTOR_CACHE_DIR="/elsewhere")
+    prepare_process(found)
+    assert found["PYTORCH_MIOPEN_SUGGEST_NHWC"] == "0" and found["TORCHINDUCTOR_CACHE_DIR"] == "/elsewhere"
+    assert all(found[name] == value for name, value in SWITCHES.items() if name != "PYTORCH_MIOPEN_SUGGEST_NHWC")
+
+
+def test_compiled_code_lies_in_a_private_folder_of_the_node_by_release_of_torch(tmp_path: Path) -> None:
+    found = {"TMPDIR": str(tmp_path)}
+    prepare_process(found)
+    folder = Path(found["TORCHINDUCTOR_CACHE_DIR"])
+    assert folder.is_dir() and folder.name.startswith("torch-")
+    assert folder.parent == tmp_path / f"autospeed-{os.getuid()}"
+    assert folder.parent.stat().st_mode & 0o077 == 0
+
+
+def test_another_users_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.raises(UserError, match="belongs to another user"):
+        node_cache(environment(tmp_path))
+
+
+def test_each_worker_begins_with_a_copy_of_the_tuned_database(tmp_path: Path) -> None:
+    tuned, own = tmp_path / "tuned", tmp_path / "own"
+    tuned.mkdir()
+    (tuned / "gfx942.udb.txt").write_text("tuned")
+    own.mkdir()
+    (own / "gfx90a.udb.txt").write_text("mine")
+    found = environment(tmp_path, **{TUNED_MIOPEN: str(tuned), "MIOPEN_USER_DB_PATH": str(own)})
+    prepare_process(found)
+    assert {file.name: file.read_text() for file in own.iterdir()} == {
+        "gfx942.udb.txt": "tuned",
+        "gfx90a.udb.txt": "mine",
+    }
+    (own / "gfx942.udb.txt").write_text("learned more")
+    prepare_process(found)
+    assert (own / "gfx942.udb.txt").read_text() == "learned more"
+    assert (tuned / "gfx942.udb.txt").read_text() == "tuned"
+
+
+def test_a_tuned_database_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="tune_miopen"):
+        prepare_process(environment(tmp_path, **{TUNED_MIOPEN: str(tmp_path / "none")}))
+
+
+def test_preparing_a_process_does_not_import_torch() -> None:
+    code = "import sys, autospeed_model.accelerator; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
