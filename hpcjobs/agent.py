@@ -67,6 +67,7 @@ class NodeAgent:
         self._signal: str | None = None
         self._asked_end = -ASK_END_S
         self._last_beat = -BEAT_S
+        self.wants_requeue = False  # known once run() has returned
         self._left = 1  # trials that have not ended, as of the last beat
         self.report = new_report(job, token)
         self.report.mode = plan.mode
@@ -182,16 +183,14 @@ class NodeAgent:
 
     def _end(self) -> int:
         left = count(self._study).left
-        requeue = self._stopped_at is not None and left > 0 and self._may_requeue()
+        self.wants_requeue = self._stopped_at is not None and left > 0 and self._may_requeue()
         self.report.state = "ended"
-        if requeue:
+        if self.wants_requeue:
             self.report.message += "; queued again"
         elif not left:
             self.report.message = "the budget is spent"
         self._write_report()
         log.info("node ends: %s; %d trials are left", self.report.message or "no worker can go on", left)
-        if requeue:
-            self._job.requeue()
         if left and self._stopped_at is None:
             return EXIT_NO_WORKER
         return 0

@@ -7,9 +7,7 @@ import contextlib
 import logging
 import os
 import secrets
-import shutil
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +21,7 @@ from hpcjobs.errors import run_entry
 from hpcjobs.job import Job
 from hpcjobs.journal_client import SOCKET_VARIABLE
 from hpcjobs.journal_server import serve
+from hpcjobs.node_folder import node_folder
 from hpcjobs.owners import node_name, process_start
 from hpcjobs.paths import StudyPaths
 from hpcjobs.placement import DeviceList, UnfitNodeError, check_mode
@@ -38,7 +37,7 @@ log = logging.getLogger("hpcjobs.node")
 EXIT_UNFIT = 3
 
 
-def make_steps(study: OpenStudy, plan: Plan, job: Job, node_folder: Path, token: str) -> list[Step]:
+def make_steps(study: OpenStudy, plan: Plan, job: Job, folder_here: Path, token: str) -> list[Step]:
     """One step per place of this node."""
     vendor = plan.cluster.gpu_vendor if plan.cluster else None
     gpus = find_gpus(vendor)
@@ -51,7 +50,7 @@ def make_steps(study: OpenStudy, plan: Plan, job: Job, node_folder: Path, token:
             )
         if plan.workers_by_devices and len(found) != plan.workers_per_node:
             log.warning("%d logical GPUs: %d workers, not %d", len(gpus), len(found), plan.workers_per_node)
-    DeviceList.of(gpus).write(node_folder)
+    DeviceList.of(gpus).write(folder_here)
     write_map(study.paths.placement_file(job.element), plan.mode, gpus, found)
     shares = Counter(place.device for place in found)
     steps = []
@@ -64,11 +63,11 @@ def make_steps(study: OpenStudy, plan: Plan, job: Job, node_folder: Path, token:
             agent=token,
             agent_pid=os.getpid(),
             agent_start=process_start(os.getpid()) or "",
-            status=status_file(node_folder, worker),
-            control=control_file(node_folder),
+            status=status_file(folder_here, worker),
+            control=control_file(folder_here),
             device=place.device,
             has_gpu=bool(place.device),
-            environment=worker_environment(plan, place, node_folder, worker),
+            environment=worker_environment(plan, place, folder_here, worker),
             cores=place.cores,
             share=shares[place.device],
         )
@@ -77,7 +76,7 @@ def make_steps(study: OpenStudy, plan: Plan, job: Job, node_folder: Path, token:
         else:
             command = step_command(plan, study.paths, job.element, worker)
         path = study.paths.worker_log(job.element, worker)
-        steps.append(Step(spec, place, node_folder, path, command, writes_own_log=job.slurm_id is not None))
+        steps.append(Step(spec, place, folder_here, path, command, writes_own_log=job.slurm_id is not None))
     return steps
 
 
@@ -114,42 +113,44 @@ def run_node(folder: str, environment: dict[str, str | None] | None = None) -> i
     job = Job.from_environment()
     token = secrets.token_hex(8)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    # on the node's own disk, and ours alone
-    node_folder = Path(tempfile.mkdtemp(prefix="hpcjobs-"))
     with logging_to(paths.node_log(job.element)):
         try:
-            code = _run(paths, job, node_folder, token)
+            with node_folder() as folder_here:
+                code, requeue = _run(paths, job, folder_here, token)
         except UnfitNodeError as error:
             log.error("%s", error)
             report = new_report(job, token)
             report.state, report.message = "ended", str(error)
             report.write(paths)
-            code = EXIT_UNFIT
-        finally:
-            shutil.rmtree(node_folder, ignore_errors=True)
+            code, requeue = EXIT_UNFIT, False
+        if requeue:
+            # the last thing to do: Slurm ends this run of the element with it
+            job.requeue()
     if code:
         # not an Exception: submitit would print a traceback over the message
         sys.exit(code)
     return code
 
 
-def _run(paths: StudyPaths, job: Job, node_folder: Path, token: str) -> int:
+def _run(paths: StudyPaths, job: Job, folder_here: Path, token: str) -> tuple[int, bool]:
+    """The exit code, and whether the element is to be queued again."""
     study = open_study(paths)
     plan = make_plan(study.file, local_cores=len(os.sched_getaffinity(0)))
     log.info("node agent of %s on %s, run %d of this element", job.element, node_name(), job.restarts + 1)
     check_mode(plan)
-    steps = make_steps(study, plan, job, node_folder, token)
+    steps = make_steps(study, plan, job, folder_here, token)
     devices = {step.report().device for step in steps} - {""}
     log.info("%d workers on %s", len(steps), f"{len(devices)} logical GPUs" if devices else "CPU cores alone")
-    with _journal_server(paths):
-        return NodeAgent(study, plan, job, node_folder, steps, token).run()
+    with _journal_server(paths, folder_here / "journal.socket"):
+        agent = NodeAgent(study, plan, job, folder_here, steps, token)
+        return agent.run(), agent.wants_requeue
 
 
 @contextlib.contextmanager
-def _journal_server(paths: StudyPaths) -> Iterator[None]:
+def _journal_server(paths: StudyPaths, socket_path: Path) -> Iterator[None]:
     """Append for all workers of this node together. Workers that cannot reach the server append by themselves."""
     try:
-        server = serve(paths)
+        server = serve(paths, socket_path)
     except OSError as error:
         log.warning("workers append to the journal by themselves: no local socket can be made (%s)", error)
         yield

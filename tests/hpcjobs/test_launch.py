@@ -57,7 +57,7 @@ def test_launching_again_ends_a_cancellation(studies: Any) -> None:
 
 
 def test_cancel_ends_the_node_and_the_study_can_go_on(studies: Any) -> None:
-    study = studies.create("epochs", trials=2, epochs=50)
+    study = studies.create("epochs", trials=2, epochs=150)
     studies.launch(study)
     studies.wait_for(lambda: count(study).running == 2)
     done = run("cancel", study.paths.folder)
