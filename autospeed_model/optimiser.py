@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from autospeed_model.hyperparameters import Hyperparameters
 
-NOMINAL_IMAGES = 64  # images an update aims at, by accumulation; weight decay is given for so many
+NOMINAL_IMAGES = 64  # weight decay is given for so many images an update
 
 
-def accumulated_steps(batch_size: int) -> int:
-    """Steps whose gradients make one update."""
-    return max(round(NOMINAL_IMAGES / batch_size), 1)
+def accumulated_steps(hyperparameters: Hyperparameters, batch_size: int) -> int:
+    """Steps of ``batch_size`` images whose gradients make one update."""
+    return max(round(hyperparameters.update_images / batch_size), 1)
 
 
 def make_optimiser(network: nn.Module, hyperparameters: Hyperparameters, batch_size: int) -> torch.optim.SGD:
@@ -28,7 +28,8 @@ def make_optimiser(network: nn.Module, hyperparameters: Hyperparameters, batch_s
         for name, parameter in module.named_parameters(recurse=False):
             plain = name == "weight" and not isinstance(module, nn.modules.batchnorm._BatchNorm)
             (decayed if plain else others).append(parameter)
-    decay = hyperparameters.weight_decay * batch_size * accumulated_steps(batch_size) / NOMINAL_IMAGES
+    images = batch_size * accumulated_steps(hyperparameters, batch_size)
+    decay = hyperparameters.weight_decay * images / NOMINAL_IMAGES
     on_gpu = decayed[0].is_cuda
     optimiser = torch.optim.SGD(
         [{"params": decayed, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}],

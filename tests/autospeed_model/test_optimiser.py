@@ -8,7 +8,14 @@ from autospeed_model.optimiser import accumulated_steps, make_optimiser
 
 @pytest.mark.parametrize(("batch", "steps"), [(1, 64), (8, 8), (24, 3), (32, 2), (48, 1), (64, 1), (512, 1)])
 def test_steps_accumulate_to_about_64_images(batch: int, steps: int) -> None:
-    assert accumulated_steps(batch) == steps
+    assert accumulated_steps(Hyperparameters(), batch) == steps
+
+
+def test_an_update_may_take_fewer_images_and_then_decays_less() -> None:
+    hyperparameters = Hyperparameters(update_images=8, weight_decay=8e-4)
+    assert accumulated_steps(hyperparameters, 8) == 1
+    decayed, _ = make_optimiser(torch.nn.Linear(2, 1), hyperparameters, 8).param_groups
+    assert decayed["weight_decay"] == pytest.approx(1e-4)
 
 
 def test_only_weights_of_convolutions_and_linear_layers_are_decayed() -> None:

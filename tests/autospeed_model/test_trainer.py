@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from autospeed_model import optimiser
 from autospeed_model.batches import epoch_order
 from autospeed_model.errors import DivergedError, UserError
 from autospeed_model.hyperparameters import Hyperparameters, TrainingOptions
@@ -16,12 +15,8 @@ from autospeed_model.runtime import Runtime
 from autospeed_model.trainer import Callback, Record, Trainer
 
 Squares = Callable[..., PackedSplit]
-SMALL = Hyperparameters(batch_size=4, warmup_epochs=1)
-
-
-@pytest.fixture(autouse=True)
-def _updates_of_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimiser, "NOMINAL_IMAGES", 8)
+# updates of two steps
+SMALL = Hyperparameters(batch_size=4, update_images=8, warmup_epochs=1)
 
 
 @pytest.fixture
@@ -98,11 +93,9 @@ def test_a_training_interrupted_anywhere_ends_bit_for_bit_like_one_that_was_not(
 
 @pytest.fixture(scope="module")
 def uninterrupted(squares: Squares) -> dict[str, torch.Tensor]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(optimiser, "NOMINAL_IMAGES", 8)
-        train, validation = squares("train", 18), squares("tune_val", 5, seed=1)
-        trainer = Trainer(train, validation, SMALL, TrainingOptions(epochs=2), Runtime())
-        trainer.fit()
+    train, validation = squares("train", 18), squares("tune_val", 5, seed=1)
+    trainer = Trainer(train, validation, SMALL, TrainingOptions(epochs=2), Runtime())
+    trainer.fit()
     assert len(trainer.optimiser.state_dict()["state"]) == len(list(trainer.network.parameters()))
     return everything(trainer)
 
@@ -212,3 +205,22 @@ def test_a_gpu_that_is_not_there_is_refused() -> None:
         Runtime(device="cuda:0")
     with pytest.raises(UserError, match="allowed are cpu, cuda and cuda:N"):
         Runtime(device="tpu")
+
+
+def test_gradients_can_be_clipped(make: Callable[..., Trainer]) -> None:
+    """The first update moves the weights by (1 + momentum) times rate times gradient, whose norm is bounded."""
+    hyperparameters = dataclasses.replace(SMALL, clip_norm=1e-3, weight_decay=0.0)
+    trainer = make(hyperparameters)
+    before = [parameter.detach().clone() for parameter in trainer.network.parameters()]
+
+    class Stop(Callback):
+        def on_update(self, trainer: Trainer) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(Stop())
+    moved = torch.nn.utils.get_total_norm(
+        [new.detach() - old for new, old in zip(trainer.network.parameters(), before, strict=True)]
+    )
+    bound = (1 + hyperparameters.momentum) * trainer.schedule.at(1) * hyperparameters.clip_norm
+    assert 0 < moved <= 1.01 * bound
