@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
+from autospeed_model.compile_cache import cache_key, first_compilation
 from autospeed_model.ema import WeightAverage
 from autospeed_model.graphs import Graphed, GraphPool
 from autospeed_model.loss import DetectionLoss
@@ -50,6 +52,7 @@ class TrainingStep:
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = gradient
         self._losses = _compiled() if runtime.compile else losses
+        self._ready = False
         self._batch: tuple[Tensor, ...] = ()
         self._pool = pool
         self._accumulate: Callable[[], None] = self._accumulate_now
@@ -76,7 +79,16 @@ class TrainingStep:
             self._batch = batch  # with graphs the first batch's tensors become those that every other is copied into
         else:
             torch._foreach_copy_(list(self._batch), list(batch), non_blocking=True)
-        self._accumulate()
+        with self._compiling(images, boxes):
+            self._accumulate()
+
+    def _compiling(self, images: Tensor, boxes: Tensor) -> AbstractContextManager[None]:
+        """The context of the step that compiles, which is the first; nothing later."""
+        if self._ready or not self.runtime.compile:
+            return nullcontext()
+        self._ready = True
+        shape = tuple(images.shape), tuple(boxes.shape), images.dtype, self.network.size, self.runtime.channels_last
+        return first_compilation(cache_key(*shape))
 
     def update(self, rate: float) -> None:
         """Change the weights by the gathered gradients, let their average follow, and start over."""

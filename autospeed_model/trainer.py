@@ -60,6 +60,9 @@ class Trainer:
         runtime: Runtime,
     ) -> None:
         """:raises UserError: when there is nothing to train on, or the images' size does not suit the network."""
+        if runtime.on_gpu:
+            # Shapes never change, so that trying the algorithms of each convolution once pays.
+            torch.backends.cudnn.benchmark = True
         if not len(train):
             raise UserError(f"the split '{train.name}' has no image: nothing to train on")
         self.hyperparameters, self.options, self.runtime = hyperparameters, options, runtime
