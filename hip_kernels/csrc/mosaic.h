@@ -63,21 +63,32 @@ HIP_KERNELS_BOTH inline float reciprocal(float x) {
 #endif
 }
 
+// Downwards, for 0 <= x < 2^22.
+HIP_KERNELS_BOTH inline float floor_small(float x) {
+#if defined(__CUDA_ARCH__)
+    return __fadd_rd(x, 8388608.f) - 8388608.f;  // two additions instead of a slow conversion
+#else
+    return floorf(x);
+#endif
+}
+
 // Hue, saturation and value of a colour from 0 to 255, times their gains, as a colour from 0 to 1: hue on a circle, the
-// others up to 1. `value_gain` has the division by 255 in it.
+// others up to 1. `value_gain` has the division by 255 in it. The three channels may all be `bias` too high.
 //
-// One reciprocal serves both quotients, and the way back uses the hexagon's three tent functions, which need no cases.
-// With chroma 0 the reciprocal is large but finite, and what it multiplies is 0.
-HIP_KERNELS_BOTH inline Colour jitter(Colour c, float hue_gain, float saturation_gain, float value_gain) {
-    const float high = fmaxf(c.r, fmaxf(c.g, c.b)), low = fminf(c.r, fminf(c.g, c.b));
-    const float chroma = high - low;
-    const float both = reciprocal(fmaxf(chroma * high, 1e-20f));
-    const bool red = high == c.r, green = high == c.g;
-    const float difference = (red ? c.g : green ? c.b : c.r) - (red ? c.b : green ? c.r : c.g);
-    float hue = difference * (both * high) + (red ? 0.f : green ? 2.f : 4.f);
-    hue = (hue < 0.f ? hue + 6.f : hue) * hue_gain;
-    hue -= 6.f * floorf(hue * (1.f / 6.f));
-    const float value = fminf(high * value_gain, 1.f);
+// The hue (in sixths of the circle) comes from sorting the channels, which keeps account of the sector. One reciprocal
+// serves both quotients; with chroma 0 it is large but finite, and what it multiplies is 0. The way back uses the
+// hexagon's three tent functions, which need no cases.
+HIP_KERNELS_BOTH inline Colour jitter(Colour c, float hue_gain, float saturation_gain, float value_gain, float bias) {
+    const bool blue_first = c.g < c.b;
+    const float upper = fmaxf(c.g, c.b), lower = fminf(c.g, c.b);
+    const bool red_behind = c.r < upper;
+    const float highest = fmaxf(c.r, upper), middle = fminf(c.r, upper), chroma = highest - fminf(middle, lower);
+    const float sector = red_behind ? (blue_first ? 4.f : -2.f) : (blue_first ? -6.f : 0.f);
+    const float high = highest - bias;
+    const float both = reciprocal(chroma * high + 1e-20f);
+    float hue = fabsf((middle - lower) * (both * high) + sector) * hue_gain;
+    hue -= 6.f * floor_small(hue * (1.f / 6.f));
+    const float value = unit(high * value_gain);
     const float scale = fminf(value_gain, both * chroma);  // value / high
     const float new_chroma = fminf(scale * saturation_gain * chroma, value);
     const float base = value - new_chroma;

@@ -52,7 +52,7 @@ void mosaic_augment(const MosaicAugment& p) {
             if (p.layers > 1) {
                 c = mix(sample(p, tiles[1], geometry + kGeometry, float(column), float(row)), c, colour[3]);
             }
-            c = jitter(c, colour[0], colour[1], colour[2] / 255.f);
+            c = jitter(c, colour[0], colour[1], colour[2] / 255.f, 0.f);
             const int64_t pixel = row * p.width + column;
             float* at = output + image * plane * 3 + (p.channels_last ? pixel * 3 : pixel);
             const int64_t step = p.channels_last ? 1 : plane;

@@ -12,54 +12,89 @@ namespace {
 
 constexpr int kPixels = 4;
 constexpr int kRuns = 32;  // groups of a row in a block
-constexpr int kRows = kBlock / kRuns;
-constexpr int kWindow = 16;  // bytes that `window` may touch from `at` on
+constexpr int kRows = 4;
+constexpr int kThreads = kRuns * kRows;
 
-// The eight bytes from `at` on, which may stand at any address.
-__device__ inline uint2 window(const uint8_t* at) {
+// A row of source pixels by a canvas column, given as the bits of `split`: six bytes from the pixel on, in eight.
 #if defined(__CUDACC__)
-    // NVIDIA has aligned loads only: two of 8 bytes, shifted into one
-    const uintptr_t address = reinterpret_cast<uintptr_t>(at);
-    const uint2* words = reinterpret_cast<const uint2*>(address & ~uintptr_t(7));
-    const uint2 first = __ldg(words), second = __ldg(words + 1);
-    const unsigned shift = unsigned(address & 3u) * 8u;
-    const bool upper = (unsigned(address) & 4u) != 0;
-    const uint32_t low = upper ? first.y : first.x, middle = upper ? second.x : first.y;
-    const uint32_t high = upper ? second.y : second.x;
-    return make_uint2(__funnelshift_r(low, middle, shift), __funnelshift_r(middle, high, shift));
-#else
-    uint2 bytes;
-    __builtin_memcpy(&bytes, at, 8);
-    return bytes;
-#endif
-}
+constexpr uint32_t kSplitBits = 0x4b400000u;
 
-// Integer and fractional part, the first downwards, for |x| < 2^22.
-__device__ inline float split(float x, int& whole) {
+// NVIDIA has aligned loads only: three words, shifted into two. What does not depend on the column is done once a row.
+struct Row {
+    const uint8_t* aligned;
+    uint32_t first;  // offset of canvas column 0, less what the bits of `split` have too much
+    __device__ explicit Row(const uint8_t* at)
+        : aligned(reinterpret_cast<const uint8_t*>(reinterpret_cast<uintptr_t>(at) & ~uintptr_t(3))),
+          first(uint32_t(reinterpret_cast<uintptr_t>(at) & 3u) - 3u * kSplitBits) {}
+    __device__ uint2 window(uint32_t column) const {
+        const uint32_t offset = column * 3u + first, shift = offset * 8u;  // the shift counts modulo 32
+        const uint32_t* words = reinterpret_cast<const uint32_t*>(aligned + (offset & ~3u));
+        const uint32_t low = __ldg(words), middle = __ldg(words + 1), high = __ldg(words + 2);
+        return make_uint2(__funnelshift_r(low, middle, shift), __funnelshift_r(middle, high, shift));
+    }
+};
+#else
+constexpr uint32_t kSplitBits = 0;
+
+struct Row {
+    const uint8_t* at;
+    __device__ explicit Row(const uint8_t* first) : at(first) {}
+    __device__ uint2 window(uint32_t column) const {
+        uint2 bytes;
+        __builtin_memcpy(&bytes, at + column * 3u, 8);
+        return bytes;
+    }
+};
+#endif
+
+// A byte as a float that is kBias too high. On NVIDIA it is put into the mantissa of 2^15, one instruction in place of three;
+// sums of such floats are exact to 2^-9 of a grey level, and differences do not see the bias.
+#if defined(__CUDACC__)
+constexpr float kBias = 32768.f;
+template <int k>
+__device__ inline float byte_of(uint32_t word) {
+    return __uint_as_float(__byte_perm(word, 0x47000000u, 0x7404u + (k << 4)));
+}
+#else
+constexpr float kBias = 0.f;
+template <int k>
+__device__ inline float byte_of(uint32_t word) {
+    return float((word >> (8 * k)) & 255u);
+}
+#endif
+
+// Fractional part of x, |x| < 2^22, and its integer part (downwards) plus kSplitBits.
+__device__ inline float split(float x, uint32_t& whole) {
 #if defined(__CUDACC__)
     // rounding down while adding 1.5 * 2^23 leaves the integer in the low bits: three additions and no conversion
     const float shifted = __fadd_rd(x, 12582912.f);
-    whole = __float_as_int(shifted) - 0x4b400000;
+    whole = __float_as_uint(shifted);
     return x - (shifted - 12582912.f);
 #else
     const float down = floorf(x);
-    whole = int(down);
+    whole = uint32_t(int(down));
     return x - down;
 #endif
 }
-
-__device__ inline float byte_of(uint32_t word, int k) { return float((word >> (8 * k)) & 255u); }
 
 __device__ inline Colour mix(const Colour& a, const Colour& b, float part) {
     return {a.r + part * (b.r - a.r), a.g + part * (b.g - a.g), a.b + part * (b.b - a.b)};
 }
 
-__device__ inline Colour row_pair(const uint8_t* at, float part) {
-    const uint2 w = window(at);
-    return mix({byte_of(w.x, 0), byte_of(w.x, 1), byte_of(w.x, 2)}, {byte_of(w.x, 3), byte_of(w.y, 0), byte_of(w.y, 1)}, part);
+// Two neighbours of a row, mixed.
+__device__ inline Colour row_pair(const Row& row, uint32_t column, float part) {
+    const uint2 w = row.window(column);
+    return mix({byte_of<0>(w.x), byte_of<1>(w.x), byte_of<2>(w.x)}, {byte_of<3>(w.x), byte_of<0>(w.y), byte_of<1>(w.y)}, part);
 }
 
+// A tile with its bounds as floats; `bottom` leaves out the array's last row, whose windows would end behind the array.
+struct Shown {
+    float left, top, right, bottom;
+    int64_t origin;
+};
+
 struct Layer {
+    Shown shown[kTiles];
     Tile tiles[kTiles];
     float geometry[kGeometry];
 };
@@ -70,22 +105,55 @@ __device__ inline int tile_at(const float* geometry, float x, float y) {
 
 __device__ Colour canvas_pixel(const MosaicAugment& p, const Layer& layer, int x, int y) {
     const Tile& t = layer.tiles[tile_at(layer.geometry, float(x), float(y))];
-    if (x < t.left || x >= t.right || y < t.top || y >= t.bottom) return {p.fill, p.fill, p.fill};
+    if (x < t.left || x >= t.right || y < t.top || y >= t.bottom) return {p.fill + kBias, p.fill + kBias, p.fill + kBias};
     const uint8_t* at = p.source + t.origin + (int64_t(y) * p.image_width + x) * 3;
-    return {float(at[0]), float(at[1]), float(at[2])};
+    return {float(at[0]) + kBias, float(at[1]) + kBias, float(at[2]) + kBias};
 }
 
-// Any pixel, tap by tap.
+// Taps of columns low_x to high_x and rows low_y to high_y: in which tile, and whether all of them show it.
+// Comparisons are false for NaN, which then goes the slow way.
+__device__ inline bool all_in_one(const Layer& layer, float low_x, float high_x, float low_y, float high_y, int& k) {
+    k = tile_at(layer.geometry, low_x, low_y);
+    const Shown& t = layer.shown[k];
+    return low_x >= t.left && high_x < t.right && low_y >= t.top && high_y < t.bottom;
+}
+
+// A pair of rows of a tile, by canvas row, and the share of the lower one.
+struct Rows {
+    float share;
+    Row upper, lower;
+};
+
+__device__ inline Rows rows_at(const uint8_t* origin, int line, float y) {
+    uint32_t row;
+    const float share = split(y, row);
+    const uint8_t* at = origin + int64_t(row - kSplitBits) * line;
+    return {share, Row(at), Row(at + line)};
+}
+
+__device__ inline Colour sample_rows(const Rows& rows, float x) {
+    uint32_t column;
+    const float share = split(x, column);
+    return mix(row_pair(rows.upper, column, share), row_pair(rows.lower, column, share), rows.share);
+}
+
+// Any pixel: the fast way if its own taps allow it, else tap by tap.
 __device__ inline Colour sample_anywhere(const MosaicAugment& p, const Layer& layer, float x, float y) {
     // the limits keep the conversion defined, for NaN too, and lie outside every tile
-    int ix, iy;
-    const float fx = split(fminf(fmaxf(x, -1e6f), 1e6f), ix), fy = split(fminf(fmaxf(y, -1e6f), 1e6f), iy);
-    const Colour top = mix(canvas_pixel(p, layer, ix, iy), canvas_pixel(p, layer, ix + 1, iy), fx);
-    const Colour bottom = mix(canvas_pixel(p, layer, ix, iy + 1), canvas_pixel(p, layer, ix + 1, iy + 1), fx);
-    return mix(top, bottom, fy);
+    x = fminf(fmaxf(x, -1e6f), 1e6f);
+    y = fminf(fmaxf(y, -1e6f), 1e6f);
+    const float low_x = floorf(x), low_y = floorf(y);
+    int k;
+    if (all_in_one(layer, low_x, low_x + 1.f, low_y, low_y + 1.f, k)) {
+        return sample_rows(rows_at(p.source + layer.shown[k].origin, p.image_width * 3, y), x);
+    }
+    const int ix = int(low_x), iy = int(low_y);
+    const Colour top = mix(canvas_pixel(p, layer, ix, iy), canvas_pixel(p, layer, ix + 1, iy), x - low_x);
+    const Colour bottom = mix(canvas_pixel(p, layer, ix, iy + 1), canvas_pixel(p, layer, ix + 1, iy + 1), x - low_x);
+    return mix(top, bottom, y - low_y);
 }
 
-// Makes kPixels samples of one layer, 0 to 255, starting at (column, row).
+// Makes kPixels samples of one layer, 0 to 255 and the bias, starting at (column, row).
 __device__ inline void sample_group(const MosaicAugment& p, const Layer& layer, float column, float row, Colour (&out)[kPixels]) {
     const float* g = layer.geometry;
     const float step_x = g[0], step_y = g[3], base_x = g[1] * row + g[2], base_y = g[4] * row + g[5];
@@ -93,29 +161,28 @@ __device__ inline void sample_group(const MosaicAugment& p, const Layer& layer, 
     const float first_y = step_y * column + base_y, last_y = step_y * (column + (kPixels - 1)) + base_y;
     const float low_x = floorf(fminf(first_x, last_x)), high_x = floorf(fmaxf(first_x, last_x)) + 1.f;
     const float low_y = floorf(fminf(first_y, last_y)), high_y = floorf(fmaxf(first_y, last_y)) + 1.f;
-    const int k = tile_at(g, low_x, low_y);
-    const Tile& t = layer.tiles[k];
-    const float left = float(t.left), right = float(t.right), top = float(t.top), bottom = float(t.bottom);
-    // all comparisons are false for NaN, which then goes the slow way
-    const bool one_tile = k == tile_at(g, high_x, high_y);
-    const int line = p.image_width * 3;
-    const uint8_t* origin = p.source + t.origin;
-    if (one_tile && low_x >= left && high_x < right && low_y >= top && high_y < bottom) {
-        const uint8_t* end = p.source + int64_t(p.images) * p.image_height * line;
-        if (origin + int64_t(high_y) * line + int64_t(high_x) * 3 + kWindow <= end) {
+    int k;
+    if (all_in_one(layer, low_x, high_x, low_y, high_y, k)) {
+        const int line = p.image_width * 3;
+        const uint8_t* origin = p.source + layer.shown[k].origin;
+        if (step_y == 0.f) {  // no turn, no shear: one pair of rows for the group, and for the whole sample
+            const Rows rows = rows_at(origin, line, base_y);
 #pragma unroll
-            for (int i = 0; i < kPixels; ++i) {
-                int ix, iy;
-                const float fx = split(step_x * (column + i) + base_x, ix), fy = split(step_y * (column + i) + base_y, iy);
-                const uint8_t* at = origin + (int64_t(iy) * line + ix * 3);
-                out[i] = mix(row_pair(at, fx), row_pair(at + line, fx), fy);
-            }
+            for (int i = 0; i < kPixels; ++i) out[i] = sample_rows(rows, step_x * (column + i) + base_x);
             return;
         }
-    }
 #pragma unroll
-    for (int i = 0; i < kPixels; ++i) out[i] = {p.fill, p.fill, p.fill};
-    if (one_tile && (high_x < left || low_x >= right || high_y < top || low_y >= bottom)) return;
+        for (int i = 0; i < kPixels; ++i) {
+            out[i] = sample_rows(rows_at(origin, line, step_y * (column + i) + base_y), step_x * (column + i) + base_x);
+        }
+        return;
+    }
+    const float fill = p.fill + kBias;
+#pragma unroll
+    for (int i = 0; i < kPixels; ++i) out[i] = {fill, fill, fill};
+    const Tile& t = layer.tiles[k];
+    const bool outside = high_x < float(t.left) || low_x >= float(t.right) || high_y < float(t.top) || low_y >= float(t.bottom);
+    if (outside && k == tile_at(g, high_x, high_y)) return;
 #pragma unroll 1
     for (int i = 0; i < kPixels; ++i) {
         const Colour c = sample_anywhere(p, layer, step_x * (column + i) + base_x, step_y * (column + i) + base_y);
@@ -160,13 +227,17 @@ __device__ inline void write(const MosaicAugment& p, int image, int row, int col
 }
 
 template <typename T, bool kChannelsLast, bool kWide>
-__global__ __launch_bounds__(kBlock) void augment_kernel(MosaicAugment p) {
+__global__ __launch_bounds__(kThreads, 7) void augment_kernel(MosaicAugment p) {
     __shared__ Layer layers[2];
     const int image = blockIdx.z, tid = threadIdx.y * kRuns + threadIdx.x;
     if (tid < p.layers * kTiles) {
         const int layer = tid / kTiles, k = tid - layer * kTiles;
         const int64_t at = int64_t(image) * p.layers + layer;
-        layers[layer].tiles[k] = tile_of(p, p.tiles + (at * kTiles + k) * 3, p.geometry + at * kGeometry, k);
+        const int32_t* entry = p.tiles + (at * kTiles + k) * 3;
+        const Tile t = tile_of(p, entry, p.geometry + at * kGeometry, k);
+        const int bottom = entry[0] == p.images - 1 ? smaller(t.bottom, entry[2] + p.image_height - 1) : t.bottom;
+        layers[layer].tiles[k] = t;
+        layers[layer].shown[k] = {float(t.left), float(t.top), float(t.right), float(bottom), t.origin};
     }
     if (tid < p.layers * kGeometry) {
         layers[tid / kGeometry].geometry[tid % kGeometry] = p.geometry[int64_t(image) * p.layers * kGeometry + tid];
@@ -185,7 +256,7 @@ __global__ __launch_bounds__(kBlock) void augment_kernel(MosaicAugment p) {
         for (int i = 0; i < kPixels; ++i) c[i] = mix(other[i], c[i], part);
     }
 #pragma unroll
-    for (int i = 0; i < kPixels; ++i) c[i] = jitter(c[i], hue, saturation, value);
+    for (int i = 0; i < kPixels; ++i) c[i] = jitter(c[i], hue, saturation, value, kBias);
     write<T, kChannelsLast, kWide>(p, image, row, column, c);
 }
 
