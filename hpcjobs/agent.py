@@ -13,8 +13,9 @@ from types import FrameType
 from hpcjobs.budget import count
 from hpcjobs.failures import EXIT_DEVICE_FAULT, EXIT_HANDED_BACK, EXIT_UNUSABLE
 from hpcjobs.guardian import Guardian
-from hpcjobs.heartbeat import BEAT_S, NodeReport
+from hpcjobs.heartbeat import BEAT_S, NodeReport, read_node
 from hpcjobs.job import Job
+from hpcjobs.journal_lock import JournalTimeoutError
 from hpcjobs.launch import cancel_requested
 from hpcjobs.memory import OutOfMemoryCount
 from hpcjobs.owners import node_name, process_start
@@ -46,6 +47,7 @@ def new_report(job: Job, token: str) -> NodeReport:
         node=node_name(),
         pid=os.getpid(),
         start=process_start(os.getpid()) or "",
+        run=job.restarts,
     )
 
 
@@ -68,6 +70,8 @@ class NodeAgent:
         self._asked_end = -ASK_END_S
         self._last_beat = -BEAT_S
         self.wants_requeue = False  # known once run() has returned
+        self._replaced = False
+        self._unrecovered: list[Ending] = []
         self._left = 1  # trials that have not ended, as of the last beat
         self.report = new_report(job, token)
         self.report.mode = plan.mode
@@ -101,6 +105,8 @@ class NodeAgent:
             step.look()
         if now - self._last_beat >= BEAT_S:
             self._last_beat = now
+            if self._is_replaced():
+                return False
             self._left = count(self._study).left
             self._check_end(now)
             self._check_stop()
@@ -116,6 +122,12 @@ class NodeAgent:
             return True
         pending = any(step.state == "pending" for step in self._steps)
         return self._stopped_at is None and pending and self._left > 0
+
+    def _is_replaced(self) -> bool:
+        """Whether Slurm has given this element to another node, while this one stood still or was cut off."""
+        latest = read_node(self._study.paths.node_file(self._job.element))
+        self._replaced = latest is not None and latest.run > self.report.run
+        return self._replaced
 
     def _longest_stop_s(self) -> float:
         if self._control.stop == "time limit" and self._control.end and self._control.stop_at:
@@ -153,10 +165,10 @@ class NodeAgent:
         self._control.write(self._control_file)
 
     def _reap(self) -> None:
-        for step in self._steps:
-            ending = step.reap()
-            if ending is not None:
-                self._recover(ending)
+        endings, self._unrecovered = self._unrecovered, []
+        endings += [ending for step in self._steps if (ending := step.reap()) is not None]
+        for ending in endings:
+            self._recover(ending)
         if self._stopped_at is None and not any(step.live or step.state == "pending" for step in self._steps):
             # Slurm signals all steps and not this process when the job is to end
             if any(step.state == "handed back" for step in self._steps) and count(self._study).left:
@@ -170,7 +182,13 @@ class NodeAgent:
         names = {EXIT_HANDED_BACK: "stopped", EXIT_DEVICE_FAULT: "device fault", EXIT_UNUSABLE: "cannot run trials"}
         log.info("worker %d ended with %s", ending.worker, names.get(ending.code, f"code {ending.code}"))
         failure = worker_death(ending.code, ending.is_death and self._memory.has_grown(), ending.log)
-        for number, successor in recover_worker(self._study, ending.token, failure):
+        try:
+            recovered = recover_worker(self._study, ending.token, failure)
+        except JournalTimeoutError as error:
+            log.error("what worker %d ran is recovered later: %s", ending.worker, error)
+            self._unrecovered.append(ending)
+            return
+        for number, successor in recovered:
             log.warning("trial %d of dead worker %d goes on as trial %s", number, ending.worker, successor)
 
     def _write_report(self) -> None:
@@ -182,6 +200,9 @@ class NodeAgent:
             log.warning("the node's file cannot be written: %s", error)
 
     def _end(self) -> int:
+        if self._replaced:
+            log.error("%s was started again elsewhere: its trials go on there, this node leaves", self._job.element)
+            return 0
         left = count(self._study).left
         self.wants_requeue = self._stopped_at is not None and left > 0 and self._may_requeue()
         self.report.state = "ended"

@@ -16,6 +16,7 @@ from optuna.trial import FrozenTrial, TrialState
 from hpcjobs import slurm_control
 from hpcjobs.failures import Failure, FailureClass
 from hpcjobs.heartbeat import HeartbeatWatch
+from hpcjobs.journal_lock import JournalTimeoutError
 from hpcjobs.liveness import gone
 from hpcjobs.owners import OWNER, Owner
 from hpcjobs.paths import write_atomically
@@ -53,7 +54,10 @@ class Guardian:
             return
         self._looked = now
         if self._holds_lease(now):
-            self._look(now)
+            try:
+                self._look(now)
+            except JournalTimeoutError as error:
+                log.error("nothing is recovered now: %s", error)
 
     def _holds_lease(self, now: float) -> bool:
         """Take the lease if nobody has it or its holder has been silent, by our clock, for too long."""
@@ -148,7 +152,9 @@ def live_nodes(watch: HeartbeatWatch, jobs: dict[str, slurm_control.JobState] | 
     """Elements of the study that may still run."""
     live = []
     for element, report in watch.reports.items():
-        agent = Owner("", "", "", report.node, report.host, report.pid, report.start, report.agent, element)
+        agent = Owner(
+            "", "", "", report.node, report.host, report.pid, report.start, report.agent, element, run=report.run
+        )
         if jobs is not None and element.partition("_")[0].isdigit():
             agent = Owner(**{**agent.as_dict(), "job": element.partition("_")[0], "agent": report.agent})
         if report.state != "ended" and gone(agent, watch, jobs) is None:

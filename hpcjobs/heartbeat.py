@@ -52,6 +52,7 @@ class NodeReport:
     node: str
     pid: int
     start: str
+    run: int = 0  # how often Slurm has queued this element again
     state: str = "starting"  # starting, running, stopping, ended
     beat: int = 0
     mode: str | None = None

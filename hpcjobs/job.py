@@ -63,7 +63,10 @@ class Job:
         Raises:
             SlurmUnavailableError: if Slurm did not answer.
         """
-        return self.slurm_id is not None and self.restarts < MOST_REQUEUES and self.state().state == "RUNNING"
+        if self.slurm_id is None or self.restarts >= MOST_REQUEUES:
+            return False
+        # it may run again elsewhere already, if this node was cut off
+        return self.state().state == "RUNNING" and slurm_control.restarts(self.slurm_id) == self.restarts
 
     def requeue(self) -> None:
         """Queue this element again; Slurm then ends this run of it."""

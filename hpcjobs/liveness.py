@@ -23,9 +23,10 @@ def gone(owner: Owner, watch: HeartbeatWatch, jobs: Mapping[str, JobState] | Non
         return None if process_alive(owner.pid, owner.start) else f"its process {owner.pid} on this host has ended"
     report = watch.reports.get(owner.element)
     silent = watch.silent_s(owner.element)
-    if report is not None and report.agent != owner.agent:
+    # by number: an agent of an earlier run that only stood still writes its file again until it notices
+    if report is not None and report.run > owner.run:
         return f"{owner.element} was started again"
-    if report is not None and report.state == "ended":
+    if report is not None and report.agent == owner.agent and report.state == "ended":
         return f"node {owner.node} has ended"
     if owner.job:
         if jobs is None:

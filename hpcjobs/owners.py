@@ -74,6 +74,7 @@ class Owner:
     element: str = ""
     agent: str = ""  # token of the node agent that started the worker
     worker: int = 0
+    run: int = 0  # how often Slurm has queued the element again
 
     @classmethod
     def of_this_process(cls, *, element: str, agent: str, worker: int, token: str) -> Owner:
@@ -90,6 +91,7 @@ class Owner:
             element=element,
             agent=agent,
             worker=worker,
+            run=int(environment.get("SLURM_RESTART_COUNT") or 0),
         )
 
     @classmethod

@@ -71,6 +71,16 @@ def job_states(job_ids: Iterable[str]) -> dict[str, JobState]:
     return states
 
 
+def restarts(element: str) -> int:
+    """How often Slurm has queued this element again.
+
+    Raises:
+        SlurmUnavailableError: if Slurm did not answer.
+    """
+    found = re.search(r"\bRestarts=(\d+)", _run(["scontrol", "--oneliner", "show", "job", element]))
+    return int(found.group(1)) if found else 0
+
+
 def requeue(element: str) -> None:
     """Requeue one array element (or a job that is no array).
 

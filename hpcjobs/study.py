@@ -87,7 +87,7 @@ def open_study(paths: StudyPaths) -> OpenStudy:
     """Open the study of a folder.
 
     Raises:
-        UserError: if the folder is missing, is not a study, its journal holds no study, or what it searches was changed.
+        UserError: if the folder is missing or is no study, its journal holds none, or what it searches was changed.
     """
     file = read_study_file(paths)
     if not paths.journal.exists():
@@ -110,9 +110,10 @@ def _check_unchanged(paths: StudyPaths, file: StudyFile, began_with: dict[str, A
     for key, value in (began_with or {}).items():
         if found.get(key) != value:
             raise UserError(
-                f"{paths.config}: study.{key} is {json.dumps(found.get(key))}, its trials began with {json.dumps(value)}; "
-                "allowed: no change within a study. Write the former value again, or begin a new study that starts from "
-                f"the best of this one: --study YAML --warm-start {shlex.quote(str(paths.folder))}"
+                f"{paths.config}: study.{key} is {json.dumps(found.get(key))}, "
+                f"its trials began with {json.dumps(value)}; allowed: no change within a study. Write the former value "
+                "again, or begin a new study that starts from the best of this one: "
+                f"--study YAML --warm-start {shlex.quote(str(paths.folder))}"
             )
 
 

@@ -58,7 +58,13 @@ def test_an_owner_on_another_node_is_gone_when_slurm_and_silence_say_so(
 
 def test_a_node_that_has_ended_or_runs_anew_has_no_old_workers() -> None:
     assert gone(FAR, Watch(1.0, state="ended"), {"17_0": RUNNING})
-    assert gone(FAR, Watch(1.0, agent="a later one"), {"17_0": RUNNING})
+    assert gone(FAR, Watch(1.0, agent="a later one", run=1), {"17_0": RUNNING})
+
+
+@pytest.mark.parametrize("state", ["running", "ended"])
+def test_an_earlier_agent_that_wakes_up_and_writes_its_file_again_takes_nothing_from_its_successor(state: str) -> None:
+    successor = dataclasses.replace(FAR, agent="a later one", run=1)
+    assert gone(successor, Watch(1.0, state=state), {"17_0": RUNNING}) is None
 
 
 def test_without_slurm_another_host_must_be_silent_for_long() -> None:

@@ -17,6 +17,7 @@ from hpcjobs.heartbeat import NodeReport, read_nodes
 from hpcjobs.job import Job
 from hpcjobs.launch import request_cancel
 from hpcjobs.logical_gpu import LogicalGpu
+from hpcjobs.owners import process_alive
 from hpcjobs.plan import Plan, make_plan
 from hpcjobs.slurm_control import parse_time_left
 
@@ -112,6 +113,21 @@ def test_workers_of_a_killed_agent_hand_back_and_the_study_can_be_resumed(studie
     studies.wait_for(lambda: count(study).completed == 2, 30.0)
     assert all(0 < epoch < 60 for epoch in done)
     assert all(trial.value == 60.0 for trial in study.trials())
+
+
+def test_an_agent_whose_element_runs_elsewhere_meanwhile_leaves_and_touches_nothing(studies: Any) -> None:
+    study = studies.create("epochs", trials=2, epochs=1000)
+    studies.launch(study)
+    mine = studies.wait_for(lambda: busy(study))
+    later = dataclasses.replace(mine, agent="a later run", run=mine.run + 1, workers=[])
+
+    def has_left() -> bool:
+        later.write(study.paths)  # as the later run does with every beat
+        return not process_alive(mine.pid, mine.start)
+
+    studies.wait_for(has_left)
+    assert read_nodes(study.paths)[0].agent == "a later run"
+    assert not any(process_alive(worker.pid, worker.start) for worker in mine.workers)
 
 
 def test_two_agents_share_one_study_without_overshooting(studies: Any) -> None:

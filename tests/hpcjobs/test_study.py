@@ -246,7 +246,7 @@ def test_a_silent_host_keeps_its_trial_as_long_as_there_is_doubt(studies: Any) -
     study.paths.nodes.mkdir()
     study.paths.node_file("17_0").write_text(json.dumps(report))
     assert recover_lost(study, with_slurm=False) == []
-    study.paths.node_file("17_0").write_text(json.dumps({**report, "agent": "a later run"}))
+    study.paths.node_file("17_0").write_text(json.dumps({**report, "agent": "a later run", "run": 1}))
     assert recover_lost(study, with_slurm=False) == [(0, 6)]
     assert study.trial(trial_id).state == TrialState.FAIL
 

@@ -106,6 +106,7 @@ def train(params: dict[str, Any], context: Any) -> float:
     write_down("begin", number=context.number, step=schedule.step, clock=clock, job=os.environ.get("SLURM_JOB_ID"))
     if schedule.step and schedule.step % STEPS == 0:  # the run before may have died between checkpoint and report
         _report(context, schedule.step // STEPS, value_of(state, params["x"]))
+        _end_early(params["x"], schedule.step // STEPS)
     while schedule.step < steps:
         if context.stop_requested:
             _save(context.checkpoint, schedule.step, state, rates)

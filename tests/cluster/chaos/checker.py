@@ -47,6 +47,7 @@ CLAIMS = (
     "trials recovered more than once",
     "wrong endings",
     "runs that nobody went on with",
+    "faults not accounted for",
 )
 
 

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ class Injected:
     victims: list[int] = field(default_factory=list)
     undo: Callable[[], str] | None = None
     undo_after_s: float = 0.0
+    damage: int = 0  # bytes put into the journal that are no record
 
 
 Fault = Callable[[World], Injected | None]
@@ -148,7 +150,7 @@ def _dying_writer(world: World, data: bytes) -> Injected | None:
         return None
     done = subprocess.run([sys.executable, "-c", _WRITER, str(world.paths.journal), data.hex()], timeout=330)
     assert done.returncode == -signal.SIGKILL, f"the dying writer ended with {done.returncode}"
-    return Injected(f"{len(data)} bytes of a dead writer")
+    return Injected(f"{len(data)} bytes of a dead writer", damage=len(data))
 
 
 def torn_append_without_lock(world: World) -> Injected | None:
@@ -157,7 +159,7 @@ def torn_append_without_lock(world: World) -> Injected | None:
 
 
 def garbage_line(world: World) -> Injected | None:
-    return _append(world, world.rng.choice([b"\n", b"  \n", b"not a record\n", b"{}\n", b"[1, 2\n", b"\xff\xfe\n"]))
+    return _append(world, world.rng.choice([b"  \n", b"not a record\n", b"{}\n", b"[1, 2\n", b"\xff\xfe\n"]))
 
 
 def _append(world: World, data: bytes) -> Injected | None:
@@ -168,7 +170,7 @@ def _append(world: World, data: bytes) -> Injected | None:
         os.write(file, data)
     finally:
         os.close(file)
-    return Injected(f"{len(data)} bytes at the end")
+    return Injected(f"{len(data)} bytes at the end", damage=len(data))
 
 
 def _half_a_record(world: World) -> bytes:
@@ -212,6 +214,13 @@ def kill_slurmd(world: World) -> Injected | None:
     return Injected(f"slurmd of {node} is gone", undo=start, undo_after_s=world.rng.uniform(0, 6))
 
 
+def kill_slurmctld(world: World) -> Injected | None:
+    """What it had not saved is lost: jobs of the last seconds, and it learns anew what runs on the nodes."""
+    world.cluster.kill_slurmctld()
+    world.cluster.start_slurmctld()
+    return Injected("slurmctld was killed and answers again")
+
+
 def restart_slurmctld(world: World) -> Injected | None:
     world.cluster.restart_slurmctld()
     return Injected("slurmctld was ended and answers again")
@@ -249,6 +258,37 @@ def node_down(world: World) -> Injected | None:
         return f"{node} was resumed"
 
     return Injected(f"{node} is {state}", undo=back, undo_after_s=world.rng.uniform(3, 10))
+
+
+def cut_off_node(world: World) -> Injected | None:
+    """A node is taken for lost and its job runs elsewhere; then it is back, with all its processes where they were."""
+    node = _quiet_node(world)
+    if node is None:
+        return None
+    pids = [worker.pid for agent, worker in world.live_workers() if agent.node == node]
+    pids += [agent.pid for agent in world.agents() if agent.node == node]
+    if not pids:
+        return None
+    world.busy_nodes.add(node)
+    world.cluster.kill_slurmd(node)  # first, so that nobody there is told to end anything
+    stopped = [pid for pid in pids if stop(pid)]
+    while (
+        holder := world.lock_holder()
+    ) is not None and holder in stopped:  # a filesystem takes locks from a node that it does not hear
+        go_on_with(holder)
+        time.sleep(0.01)
+        stop(holder)
+    world.cluster.down(node)
+
+    def back() -> str:
+        for pid in stopped:
+            go_on_with(pid)
+        world.cluster.start_slurmd(node)
+        world.cluster.run("scontrol", "update", f"nodename={node}", "state=resume", check=False)
+        world.busy_nodes.discard(node)
+        return f"{node} is back with {len(stopped)} processes"
+
+    return Injected(f"{node} was cut off", stopped, back, world.rng.uniform(15, 40))
 
 
 def steps_cannot_start(world: World) -> Injected | None:
@@ -346,9 +386,11 @@ FAULTS: dict[Fault, int] = {
     full_disk: 3,
     kill_slurmd: 3,
     restart_slurmctld: 1,
+    kill_slurmctld: 1,
     requeue_element: 3,
     cancel_element: 2,
     node_down: 2,
+    cut_off_node: 2,
     steps_cannot_start: 4,
     skew_clock: 1,
     two_submissions_at_once: 1,

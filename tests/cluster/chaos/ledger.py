@@ -38,6 +38,7 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._inode = path.stat().st_ino
         self._offset = 0
         self.trials: list[Trial] = []
         self.violations: list[str] = []
@@ -60,6 +61,10 @@ class Ledger:
                 continue
             if isinstance(record, dict) and isinstance(record.get("op_code"), int):
                 self._apply(record)
+
+    def is_replaced(self) -> bool:
+        """Whether the journal is another file by now, as it is when a lock file was broken."""
+        return self._path.stat().st_ino != self._inode
 
     @property
     def left(self) -> list[Trial]:

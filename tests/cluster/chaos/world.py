@@ -135,7 +135,7 @@ class World:
 
     @property
     def ledger(self) -> Ledger:
-        if self._ledger is None:
+        if self._ledger is None or self._ledger.is_replaced():
             self._ledger = Ledger(self.paths.journal)
         self._ledger.read()
         return self._ledger
@@ -163,15 +163,15 @@ class World:
         ours = {each.pid for each in self.agents()} | {worker.pid for _, worker in self.live_workers()}
         end = time.monotonic() + patience_s
         while time.monotonic() < end:
-            pid = self._lock_holder()
+            pid = self.lock_holder()
             if pid is not None and pid in ours:
-                if stop(pid) and self._lock_holder() == pid:
+                if stop(pid) and self.lock_holder() == pid:
                     return pid
                 go_on_with(pid)
             time.sleep(0.0005)
         return None
 
-    def _lock_holder(self) -> int | None:
+    def lock_holder(self) -> int | None:
         status = self.paths.journal.stat()
         soft = self.paths.journal.with_name(f"journal.lock.{status.st_ino}")
         if soft.exists():

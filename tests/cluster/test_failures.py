@@ -1,0 +1,136 @@
+"""Single faults of nodes, agents, steps and people on a real Slurm, and what a study makes of each."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcjobs.failures import FailureClass
+from tests.cluster.chaos import faults
+from tests.cluster.chaos.checker import check, lineage
+from tests.cluster.chaos.ledger import RUNNING, WAITING, Trial
+from tests.cluster.chaos.world import World
+from tests.cluster.daemons import wait_until
+from tests.cluster.emulator import Cluster
+
+RECOVERED_WITHIN_S = 60
+
+
+@pytest.fixture
+def begin(cluster: Cluster, tmp_path: Path) -> Iterator[Callable[..., World]]:
+    """Starts a study of light trials on two nodes; all its claims are checked after the test."""
+    worlds = []
+
+    def start(trials: int, **settings: float) -> World:
+        chosen = {"nodes": 2, "workers": 2, **settings}
+        world = World(cluster, tmp_path / str(len(worlds)), random.Random(0), **chosen)  # type: ignore[arg-type]
+        worlds.append(world)
+        world.begin(trials, "kernel")
+        return world
+
+    yield start
+    for world in worlds:
+        world.end()
+
+
+def begun(world: World) -> None:
+    wait_until(lambda: sum(bool(trial.reports) for trial in world.ledger.trials) >= 2, "the first reports", 60)
+
+
+def finish(world: World) -> None:
+    """Let the study run to its end and check all that a study promises."""
+    wait_until(lambda: not world.ledger.left, "the study to end", 120)
+    fixed = {"base": 0.1, "step_s": world.step_s}
+    verdict = check(world.paths.journal, world.diary, budget=world.budget, fixed=fixed, epochs=world.epochs)
+    assert verdict.holds, verdict.wrong
+
+
+def of_node(world: World, node: str) -> list[Trial]:
+    return [trial for trial in world.ledger.trials if trial.state == RUNNING and trial.owner["node"] == node]
+
+
+def test_trials_of_a_node_that_is_cut_off_go_on_elsewhere_and_its_return_does_no_harm(
+    begin: Callable[..., World], cluster: Cluster
+) -> None:
+    """Slurm calls it down and starts its job elsewhere. Then its processes wake up and believe that they own trials."""
+    world = begin(8, step_s=0.6)
+    begun(world)
+    owned = {node: of_node(world, node) for node in cluster.nodes}
+    cut_off = faults.cut_off_node(world)
+    while cut_off is None:
+        cut_off = faults.cut_off_node(world)
+    assert cut_off.undo is not None
+    node = cut_off.evidence.split()[0]
+    begin_s = time.monotonic()
+
+    def recovered() -> bool:
+        heirs = [world.ledger.trials[lineage(world.ledger, trial.number)[-1]] for trial in owned[node]]
+        return all(heir.state != RUNNING or heir.owner["node"] != node for heir in heirs)
+
+    wait_until(recovered, "the recovery of all trials", RECOVERED_WITHIN_S)
+    print(f"recovered after {time.monotonic() - begin_s:.0f} s")
+    time.sleep(10)  # long enough for the job to run on another node
+    cut_off.undo()
+    finish(world)
+    kinds = {trial.failure["class"] for trial in world.ledger.trials if trial.failure}
+    assert kinds <= {FailureClass.NODE.value, FailureClass.OBJECTIVE.value}
+
+
+def test_a_node_that_only_stands_still_keeps_its_trials(begin: Callable[..., World]) -> None:
+    """Its heartbeat is old, but Slurm says that the job runs: a live trial is never taken away."""
+    world = begin(6, step_s=0.6)
+    begun(world)
+    node = world.agents()[0].node
+    stopped = [worker.pid for agent, worker in world.live_workers() if agent.node == node]
+    stopped += [agent.pid for agent in world.agents() if agent.node == node]
+    owned = {trial.number for trial in of_node(world, node)}
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        time.sleep(32)
+        assert {trial.number for trial in of_node(world, node)} >= owned
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+    finish(world)
+    assert not [trial for trial in world.ledger.trials if trial.history]
+
+
+def test_a_cancelled_study_hands_back_and_goes_on_when_it_is_resumed(begin: Callable[..., World]) -> None:
+    world = begin(6, step_s=0.4)
+    begun(world)
+    done = world.cluster.run(sys.executable, "-m", "hpcjobs.cancel", str(world.paths.folder))
+    assert "to go on: python -m hpcjobs.submit --resume" in done.stdout
+    assert {trial.state for trial in world.ledger.left} == {WAITING}
+    assert any(trial.reports for trial in world.ledger.left), "trials keep their reports"
+    world.submit("--resume", str(world.paths.folder), "--nodes", "1")
+    finish(world)
+
+
+def test_a_study_waits_out_a_full_disk(begin: Callable[..., World]) -> None:
+    world = begin(8)
+    begun(world)
+    full = faults.full_disk(world)
+    assert full is not None
+    assert full.undo is not None
+    time.sleep(8)
+    full.undo()
+    finish(world)
+
+
+def test_a_node_whose_steps_cannot_start_for_a_while_comes_back(begin: Callable[..., World]) -> None:
+    world = begin(12, nodes=1)
+    begun(world)
+    while (refused := faults.steps_cannot_start(world)) is None:  # between two trials of all workers
+        time.sleep(0.1)
+    assert refused.undo is not None
+    wait_until((world.folder / "refused-steps").exists, "a step to be refused", 30)
+    refused.undo()
+    finish(world)

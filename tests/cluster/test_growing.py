@@ -1,0 +1,57 @@
+"""Studies that grow while they run: more nodes, more trials, two people at once, arrays longer than the site allows."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cluster.chaos.checker import check, read_diary
+from tests.cluster.chaos.world import World
+from tests.cluster.daemons import ClusterError, wait_until
+from tests.cluster.emulator import Cluster
+
+
+@pytest.fixture
+def world(cluster: Cluster, tmp_path: Path) -> Iterator[World]:
+    world = World(cluster, tmp_path / "growing", random.Random(0), nodes=1, workers=2, step_s=0.2)
+    world.begin(6, "kernel")
+    yield world
+    world.end()
+
+
+def finish(world: World) -> None:
+    wait_until(lambda: not world.ledger.left, "the study to end", 120)
+    fixed = {"base": 0.1, "step_s": world.step_s}
+    verdict = check(world.paths.journal, world.diary, budget=world.budget, fixed=fixed, epochs=world.epochs)
+    assert verdict.holds, verdict.wrong
+
+
+def test_two_people_add_nodes_and_trials_to_a_running_study(world: World, cluster: Cluster) -> None:
+    wait_until(lambda: any(trial.reports for trial in world.ledger.trials), "the first report", 60)
+    folder = str(world.paths.folder)
+    # a site whose arrays may have two elements at most: three nodes are two arrays
+    large = world.submit_in_background("--resume", folder, "--nodes=3", "--trials=+7", "--set", "max_array_size=2")
+    small = world.submit_in_background("--resume", folder, "--nodes=1", "--trials=+5")
+    assert [large.wait(60), small.wait(60)] == [0, 0]
+    world.budget += 12
+    finish(world)
+    elements = {path.stem for path in world.paths.nodes.glob("*.json")}
+    assert len({element.partition("_")[0] for element in elements}) >= 3, "one array at first, then two and one"
+    hosts = {line["host"] for line in read_diary(world.diary) if line["what"] == "begin"}
+    assert len(hosts) > 1, "the added nodes took part"
+
+
+def test_a_changed_search_is_refused_before_anything_is_queued(world: World) -> None:
+    finish(world)
+    wait_until(lambda: not world.queue(), "its job to end")
+    study = yaml.safe_load(world.paths.config.read_text())
+    study["study"]["parameters"]["x"]["max"] = 2.0
+    world.paths.config.write_text(yaml.safe_dump(study))
+    with pytest.raises(ClusterError, match=r"study.parameters is .* --warm-start"):
+        world.submit("--resume", str(world.paths.folder), "--nodes=1", "--trials=+1")
+    assert not world.queue()
+    assert len(world.ledger.trials) == 6
