@@ -50,7 +50,7 @@ def new_submission(options: argparse.Namespace) -> Submission:
     study, document = load_study(absolute(options.study))
     given = {"trials": options.trials and int(options.trials), "epochs": options.epochs}
     study = study.model_copy(update={key: value for key, value in given.items() if value})
-    overrides = _cluster_overrides(options)
+    overrides = cluster_overrides(options)
     if overrides and options.cluster is None:
         raise UserError(
             "--set, --account and --timeout-min: found without --cluster; allowed: with a profile to change"
@@ -67,7 +67,7 @@ def new_submission(options: argparse.Namespace) -> Submission:
     )
     file = StudyFile(name=name, study=study, run=run, cluster=cluster)
     plan = make_plan(file, local_cores=available_cores())
-    paths = StudyPaths(absolute(options.folder) if options.folder is not None else _default_folder(name))
+    paths = StudyPaths(absolute(options.folder) if options.folder is not None else default_folder(name))
     for path in (paths.folder, Path.cwd(), *([data] if data else [])):
         check_path(path)
     check_new_folder(paths, group_writable=cluster is not None and cluster.group_writable_folders)
@@ -106,7 +106,7 @@ def resumed_submission(options: argparse.Namespace) -> Submission:
     paths = StudyPaths(absolute(options.resume))
     file = read_study_file(paths)
     check_writers(paths.folder, group_writable=file.cluster is not None and file.cluster.group_writable_folders)
-    overrides: dict[KeyPath, Any] = {("cluster", *key): value for key, value in _cluster_overrides(options).items()}
+    overrides: dict[KeyPath, Any] = {("cluster", *key): value for key, value in cluster_overrides(options).items()}
     if overrides and file.cluster is None:
         raise UserError("--set, --account and --timeout-min: found for a study on this machine; leave them out")
     if options.nodes is not None:
@@ -125,7 +125,7 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _default_folder(name: str) -> Path:
+def default_folder(name: str) -> Path:
     word = re.sub(r"[^\w.-]+", "_", name).strip("_.") or "study"
     return absolute(Path("runs") / f"{word}-{datetime.datetime.now():%Y%m%d-%H%M%S}")
 
@@ -137,7 +137,7 @@ def _check_sampler_and_pruner(study: StudyConfig) -> None:
     make_pruner(study)
 
 
-def _cluster_overrides(options: argparse.Namespace) -> dict[KeyPath, Any]:
+def cluster_overrides(options: argparse.Namespace) -> dict[KeyPath, Any]:
     overrides: dict[KeyPath, Any] = {}
     for setting in options.set:
         key, separator, value = setting.partition("=")

@@ -1,0 +1,226 @@
+"""Entry: measures what each partition mode, or each number of workers per GPU, gives for which batch size."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from hpcjobs.config import MODES
+from hpcjobs.errors import UserError, run_entry
+from hpcjobs.load import find_cluster, load_cluster, validate
+from hpcjobs.preflight import check_data, check_new_folder, check_slurm
+from hpcjobs.slurm import check_path
+from hpcjobs.submission import absolute, available_cores, cluster_overrides, default_folder
+from hpcjobs.throughput_launch import job_script, open_modes, run_here, submit_jobs, wait_for_jobs
+from hpcjobs.throughput_plan import Cell, Setup, ThroughputFile, ThroughputPaths, read_file, write_file
+from hpcjobs.throughput_report import findings, sections, write_report
+from hpcjobs.throughput_table import gather
+from hpcjobs.yaml_file import Document, parse_value
+
+EXIT_UNFINISHED = 1
+BATCH_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
+PER_GPU_HERE = (1, 2, 4, 8)
+
+_EXAMPLES = """\
+examples:
+  # four modes of a node of eight MI300X: one job per mode, eight batch sizes each
+  python -m hpcjobs.throughput --cluster mi300x-generic --data OUT --modes spx,dpx,qpx,cpx --wait
+
+  # on this machine: 1, 2, 4 and 8 workers on each GPU (NVIDIA: through MPS where it is installed)
+  python -m hpcjobs.throughput --data OUT --batch-sizes 8,32,128
+
+  # go on after a time limit; write the tables and charts from what is done
+  python -m hpcjobs.throughput --resume runs/throughput-20260101-120000 --wait
+  python -m hpcjobs.throughput --report runs/throughput-20260101-120000
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = make_parser().parse_args(arguments)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    if options.report is not None:
+        return report(ThroughputPaths(options.report), console, with_charts=not options.no_charts)
+    if options.resume is not None:
+        paths = ThroughputPaths(absolute(options.resume))
+        file = read_file(paths.folder)
+    else:
+        paths, file = new_experiment(options)
+        if options.dry_run:
+            return show_dry_run(paths, file, console)
+        if file.cluster is not None:
+            check_slurm(file.cluster.name)
+        paths.submitit.mkdir(parents=True)
+        write_file(paths, file)
+    finished = run(paths, file, console, wait=options.wait)
+    if finished is None:
+        return 0
+    report(paths, console, with_charts=not options.no_charts)
+    return 0 if finished else EXIT_UNFINISHED
+
+
+def run(paths: ThroughputPaths, file: ThroughputFile, console: Console, *, wait: bool) -> bool | None:
+    """Whether every cell is done; None if jobs were submitted and nobody waits."""
+    if file.cluster is None:
+
+        def on_cell(setup: Setup, cell: Cell, status: str) -> None:
+            console.print(f"{setup.name}, batch size {cell.batch_size}, {cell.precision}: {status}")
+
+        console.print(
+            f"measuring on this machine, {len(file.cells)} cells a set-up; folder {escape(str(paths.folder))}"
+        )
+        return run_here(paths, file, on_cell) == 0
+    jobs = submit_jobs(paths, file)
+    folder = shlex.quote(str(paths.folder))
+    for mode, job in jobs.items():
+        console.print(f"mode {mode}: job {job}")
+    if not wait:
+        console.print(f"  tables so far  python -m hpcjobs.throughput --report {folder}", markup=False)
+        console.print(f"  go on          python -m hpcjobs.throughput --resume {folder}", markup=False)
+        return None
+    return wait_for_jobs(paths, file, console.print)
+
+
+def report(paths: ThroughputPaths, console: Console, *, with_charts: bool) -> int:
+    """Show the tables of the cells that are done, and write all results."""
+    file = read_file(paths.folder)
+    table = gather(paths, file)
+    for title, lines in sections(table)[:2] if table.rows else []:
+        shown = Table(*lines[0], title=title, title_justify="left")
+        for column in shown.columns[1:]:
+            column.justify = "right"
+        for line in lines[1:]:
+            shown.add_row(*line)
+        console.print(shown)
+    for finding in findings(table):
+        console.print(f"- {finding}", markup=False)
+    if left := open_modes(paths, file):
+        console.print(f"unfinished: mode {', '.join(str(mode or 'as-is') for mode in left)}", style="yellow")
+    files = write_report(paths.results, table, with_charts=with_charts)
+    console.print(f"written: {len(files)} files in {paths.results}; look at throughput.html", markup=False)
+    where = "NAME.throughput.json beside the profile NAME.yaml" if file.cluster else "a place of your choice"
+    console.print(f"for --mode auto: copy throughput.json to {where}, or give it as --throughput-table", markup=False)
+    return 0
+
+
+def new_experiment(options: argparse.Namespace) -> tuple[ThroughputPaths, ThroughputFile]:
+    """From the command line, validated; nothing is made.
+
+    Raises:
+        UserError: for any mistake in arguments, profile, data or folder.
+    """
+    overrides = cluster_overrides(options)
+    if overrides and options.cluster is None:
+        raise UserError("--set, --account and --timeout-min: found without --cluster; leave them out")
+    cluster = load_cluster(options.cluster, overrides) if options.cluster is not None else None
+    modes = options.modes if options.modes is not None else (cluster.mode.modes if cluster else ())
+    offered = cluster.mode.modes if cluster else ()
+    for mode in modes:
+        if mode not in offered:
+            allowed = (
+                f"on cluster {cluster.name}: {', '.join(offered) or 'none'}" if cluster else "with --cluster alone"
+            )
+            raise UserError(f"--modes: found {mode!r}; allowed {allowed}; leave --modes out for the nodes as they are")
+    data = absolute(options.data) if options.data is not None else None
+    check_data(data, needed=options.measure.startswith("autospeed_model."))
+    per_gpu = options.per_gpu or ((1,) if cluster else PER_GPU_HERE)
+    values: dict[str, Any] = {
+        "name": options.name or (find_cluster(options.cluster).stem if options.cluster else "this machine"),
+        "measure": options.measure,
+        "settings": dict(options.setting),
+        "data": str(data) if data else None,
+        "working_folder": str(Path.cwd()),
+        "modes": list(modes),
+        "per_gpu": list(per_gpu),
+        "batch_sizes": list(options.batch_sizes),
+        "precisions": list(options.precisions),
+        "window_s": options.window_s,
+        "cluster": cluster.model_dump(mode="json") if cluster else None,
+    }
+    file = validate(ThroughputFile, Document(Path("the command line"), values, {}))
+    paths = ThroughputPaths(absolute(options.folder) if options.folder else default_folder("throughput"))
+    for path in (paths.folder, Path.cwd(), *([data] if data else [])):
+        check_path(path)
+    from hpcjobs.paths import StudyPaths
+
+    check_new_folder(StudyPaths(paths.folder), group_writable=bool(cluster and cluster.group_writable_folders))
+    return paths, file
+
+
+def show_dry_run(paths: ThroughputPaths, file: ThroughputFile, console: Console) -> int:
+    for mode in file.jobs:
+        for setup in file.setups(mode):
+            plan = file.plan(setup, available_cores())
+            text = f"{setup.name}: {plan.workers_per_node} workers, {plan.cores_per_worker} cores each; cells: "
+            console.print(text + ", ".join(cell.name for cell in file.cells), markup=False)
+        if file.cluster is not None:
+            print(f"\n# sbatch text of the job of mode {mode or 'as-is'}\n{job_script(paths, file, mode)}")
+    print("nothing was made or submitted (--dry-run)")
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m hpcjobs.throughput",
+        description="Measure a node's summed training speed in each partition mode and for each batch size.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--cluster", metavar="YAML|NAME", help="a profile; without it: this machine")
+    parser.add_argument("--data", type=Path, metavar="OUT", help="prepared data, as autospeed_model.prepare writes it")
+    parser.add_argument("--modes", type=_words, metavar="M,M", help=f"of {','.join(MODES)} (default: the profile's)")
+    parser.add_argument(
+        "--per-gpu", type=_numbers, metavar="K,K", help="workers per logical GPU (default: 1; on this machine 1,2,4,8)"
+    )
+    parser.add_argument("--batch-sizes", type=_numbers, default=BATCH_SIZES, metavar="B,B", help="default: 8 to 1024")
+    parser.add_argument("--precisions", type=_words, default=("auto",), metavar="P,P", help="auto, bf16, fp16, fp32")
+    parser.add_argument(
+        "--window-s", type=float, default=20.0, metavar="S", help="seconds of each window (default: 20)"
+    )
+    parser.add_argument(
+        "--measure", default="autospeed_model.throughput:measure", metavar="M:F", help="the measuring function"
+    )
+    parser.add_argument(
+        "--setting", type=_setting, action="append", default=[], metavar="NAME=VALUE", help="for it, such as size=s"
+    )
+    parser.add_argument("--folder", type=Path, metavar="F", help="default: runs/throughput-DATE-TIME")
+    parser.add_argument("--name", help="in titles (default: the profile's)")
+    parser.add_argument("--resume", type=Path, metavar="FOLDER", help="measure what is left of an experiment")
+    parser.add_argument("--report", type=Path, metavar="FOLDER", help="only write tables and charts")
+    parser.add_argument("--account", help="short for --set account=...")
+    parser.add_argument("--timeout-min", type=int, metavar="MIN", help="short for --set timeout_min=...")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="overrides a key of the profile"
+    )
+    parser.add_argument("--wait", action="store_true", help="wait for the jobs, then report")
+    parser.add_argument("--no-charts", action="store_true", help="without matplotlib")
+    parser.add_argument("--dry-run", action="store_true", help="show what would be done")
+    return parser
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip().lower() for word in text.split(",") if word.strip())
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"[1-9][0-9]*(,[1-9][0-9]*)*", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"found {text!r}; allowed: whole numbers such as 8,32,128")
+    return tuple(int(number) for number in text.split(","))
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise argparse.ArgumentTypeError(f"found {text!r}; allowed: NAME=VALUE")
+    return name, parse_value(value)
+
+
+if __name__ == "__main__":
+    sys.exit(run_entry(main))
