@@ -31,7 +31,10 @@ $(VENV)/.ready: setup.cfg pyproject.toml
 	@touch $@
 
 demo: setup ## a small study on this machine, from rendered data to the best parameters (no Slurm, GPU or root)
-	@$(BIN)/python -m benchmarks.demo --folder $(DEMO)
+	rm -rf $(DEMO)/study
+	$(BIN)/python -m autospeed_model.render $(DEMO)/openlane --segments 12 --frames 40
+	$(BIN)/python -m autospeed_model.prepare $(DEMO)/openlane $(DEMO)/data --height 96 --width 192
+	$(BIN)/python -m hpcjobs.submit --study configs/studies/demo.yaml --data $(DEMO)/data --folder $(DEMO)/study --workers 2
 
 test: setup cluster-packages ## ruff, mypy, shellcheck and pytest; as root on Debian the cluster tests too
 	@$(MAKE) --no-print-directory lint
