@@ -30,7 +30,10 @@ target_compile_definitions(hip_kernels_torch PRIVATE _GLIBCXX_USE_CXX11_ABI=${to
 target_compile_features(hip_kernels_torch PRIVATE cxx_std_20)
 target_precompile_headers(hip_kernels_torch PRIVATE csrc/torch/prelude.h)
 target_link_directories(hip_kernels_torch PRIVATE ${torch_library_dirs})
-target_link_libraries(hip_kernels_torch PRIVATE hip_kernels torch_cpu c10)
+# Named before what the compiler adds by itself: with a toolchain that links the C++ library statically, streams and locales
+# would otherwise exist twice in the process, and PyTorch's printing of an error would crash.
+target_link_libraries(hip_kernels PRIVATE -l:libstdc++.so.6)
+target_link_libraries(hip_kernels_torch PRIVATE hip_kernels torch_cpu c10 -l:libstdc++.so.6)
 if(NOT HIP_KERNELS_BACKEND STREQUAL "cpu")
   # The current stream comes from the PyTorch of the same platform. On a login node PyTorch may be another build; then the
   # symbol is left for the compute node.
@@ -44,5 +47,9 @@ if(NOT HIP_KERNELS_BACKEND STREQUAL "cpu")
     message(WARNING "building for ${HIP_KERNELS_BACKEND} against a PyTorch for ${torch_backend}")
   endif()
 endif()
-set_target_properties(hip_kernels hip_kernels_torch PROPERTIES INSTALL_RPATH "$ORIGIN" BUILD_RPATH_USE_ORIGIN ON)
+set_target_properties(hip_kernels hip_kernels_torch PROPERTIES INSTALL_RPATH "$ORIGIN;${CMAKE_INSTALL_FULL_LIBDIR}"
+                                                               BUILD_RPATH_USE_ORIGIN ON)
+# the Python package beside its library
 install(TARGETS hip_kernels_torch DESTINATION ${HIP_KERNELS_TORCH_DESTINATION})
+install(FILES __init__.py _library.py build.py ops.py reference.py py.typed DESTINATION ${HIP_KERNELS_TORCH_DESTINATION})
+install(FILES csrc/schemas.inc DESTINATION ${HIP_KERNELS_TORCH_DESTINATION}/csrc)

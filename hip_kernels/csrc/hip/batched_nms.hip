@@ -52,21 +52,8 @@ __device__ inline bool strikes(const Box& better, const Box& box, float threshol
 }
 
 __device__ inline Box box_of_lane(const Box& box, int lane) {
-    Box other;
-#if defined(__CUDACC__)
-    other.x1 = __shfl_sync(0xffffffffu, box.x1, lane);
-    other.y1 = __shfl_sync(0xffffffffu, box.y1, lane);
-    other.x2 = __shfl_sync(0xffffffffu, box.x2, lane);
-    other.y2 = __shfl_sync(0xffffffffu, box.y2, lane);
-    other.label = __shfl_sync(0xffffffffu, static_cast<long long>(box.label), lane);
-#else
-    other.x1 = __shfl(box.x1, lane);
-    other.y1 = __shfl(box.y1, lane);
-    other.x2 = __shfl(box.x2, lane);
-    other.y2 = __shfl(box.y2, lane);
-    other.label = __shfl(static_cast<long long>(box.label), lane);
-#endif
-    return other;
+    return {from_lane(box.x1, lane), from_lane(box.y1, lane), from_lane(box.x2, lane), from_lane(box.y2, lane),
+            from_lane(static_cast<long long>(box.label), lane)};
 }
 
 __device__ inline bool struck_by(const Box* kept, int from, int to, const Box& box, float threshold) {
@@ -102,7 +89,7 @@ __global__ __launch_bounds__(kTile) void select_kernel(BatchedNms p, const uint6
                 int count = kept_count;
                 uint64_t mask = wave_ballot(standing);
                 while (mask != 0 && count < most) {
-                    const int lane = __ffsll(static_cast<unsigned long long>(mask)) - 1;
+                    const int lane = first_bit(mask);
                     const Box best = box_of_lane(box, lane);
                     if (wave_lane() == lane) {
                         kept[count] = box;

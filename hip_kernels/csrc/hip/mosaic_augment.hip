@@ -2,8 +2,8 @@
 //
 // A thread makes kPixels neighbours of a row. Where their taps all lie inside one tile, which is looked up once for the
 // group, nothing but arithmetic is left per pixel; where they all lie outside, nothing at all; the few groups on an edge
-// take a slower way that looks up each tap. Two neighbouring source pixels are six bytes and are read as one window, not as
-// six loads.
+// are done by the whole wave, one lane per tap. Two neighbouring source pixels are six bytes and are read as one window, not
+// as six loads.
 #include "../mosaic.h"
 #include "platform.h"
 
@@ -103,11 +103,12 @@ __device__ inline int tile_at(const float* geometry, float x, float y) {
     return (x >= geometry[6] ? 1 : 0) + (y >= geometry[7] ? 2 : 0);
 }
 
-__device__ Colour canvas_pixel(const MosaicAugment& p, const Layer& layer, int x, int y) {
+// One pixel of the canvas, 0 to 255.
+__device__ inline Colour canvas_pixel(const MosaicAugment& p, const Layer& layer, int x, int y) {
     const Tile& t = layer.tiles[tile_at(layer.geometry, float(x), float(y))];
-    if (x < t.left || x >= t.right || y < t.top || y >= t.bottom) return {p.fill + kBias, p.fill + kBias, p.fill + kBias};
+    if (x < t.left || x >= t.right || y < t.top || y >= t.bottom) return {p.fill, p.fill, p.fill};
     const uint8_t* at = p.source + t.origin + (int64_t(y) * p.image_width + x) * 3;
-    return {float(at[0]) + kBias, float(at[1]) + kBias, float(at[2]) + kBias};
+    return {float(at[0]), float(at[1]), float(at[2])};
 }
 
 // Taps of columns low_x to high_x and rows low_y to high_y: in which tile, and whether all of them show it.
@@ -137,24 +138,34 @@ __device__ inline Colour sample_rows(const Rows& rows, float x) {
     return mix(row_pair(rows.upper, column, share), row_pair(rows.lower, column, share), rows.share);
 }
 
-// Any pixel: the fast way if its own taps allow it, else tap by tap.
-__device__ inline Colour sample_anywhere(const MosaicAugment& p, const Layer& layer, float x, float y) {
-    // the limits keep the conversion defined, for NaN too, and lie outside every tile
-    x = fminf(fmaxf(x, -1e6f), 1e6f);
-    y = fminf(fmaxf(y, -1e6f), 1e6f);
-    const float low_x = floorf(x), low_y = floorf(y);
-    int k;
-    if (all_in_one(layer, low_x, low_x + 1.f, low_y, low_y + 1.f, k)) {
-        return sample_rows(rows_at(p.source + layer.shown[k].origin, p.image_width * 3, y), x);
+// The groups that cross an edge, which the lanes of `slow` have: the wave does one after the other, one lane per tap, so that
+// such a group costs its wave a fraction of what one lane alone would.
+__device__ inline void sample_edges(const MosaicAugment& p, const Layer& layer, bool slow, float column, float row,
+                                    Colour (&out)[kPixels]) {
+    const float* g = layer.geometry;
+    const int lane = wave_lane(), tap = lane & 3, pixel = (lane >> 2) & (kPixels - 1);
+    for (uint64_t mask = wave_ballot(slow); mask != 0; mask &= mask - 1) {
+        const int owner = first_bit(mask);
+        const float at = from_lane(column, owner) + float(pixel), line = from_lane(row, owner);
+        // the limits keep the conversion defined, for NaN too, and lie outside every tile
+        const float x = fminf(fmaxf(g[0] * at + (g[1] * line + g[2]), -1e6f), 1e6f);
+        const float y = fminf(fmaxf(g[3] * at + (g[4] * line + g[5]), -1e6f), 1e6f);
+        const float low_x = floorf(x), low_y = floorf(y), fx = x - low_x, fy = y - low_y;
+        const Colour c = canvas_pixel(p, layer, int(low_x) + (tap & 1), int(low_y) + (tap >> 1));
+        const float share = (tap & 1 ? fx : 1.f - fx) * (tap >> 1 ? fy : 1.f - fy);
+        const Colour sum = {sum_over_lanes(share * c.r, 4) + kBias, sum_over_lanes(share * c.g, 4) + kBias,
+                            sum_over_lanes(share * c.b, 4) + kBias};
+#pragma unroll
+        for (int i = 0; i < kPixels; ++i) {
+            const Colour whole = {from_lane(sum.r, 4 * i), from_lane(sum.g, 4 * i), from_lane(sum.b, 4 * i)};
+            if (lane == owner) out[i] = whole;
+        }
     }
-    const int ix = int(low_x), iy = int(low_y);
-    const Colour top = mix(canvas_pixel(p, layer, ix, iy), canvas_pixel(p, layer, ix + 1, iy), x - low_x);
-    const Colour bottom = mix(canvas_pixel(p, layer, ix, iy + 1), canvas_pixel(p, layer, ix + 1, iy + 1), x - low_x);
-    return mix(top, bottom, y - low_y);
 }
 
-// Makes kPixels samples of one layer, 0 to 255 and the bias, starting at (column, row).
-__device__ inline void sample_group(const MosaicAugment& p, const Layer& layer, float column, float row, Colour (&out)[kPixels]) {
+// Makes kPixels samples of one layer, 0 to 255 and the bias, starting at (column, row). Every lane of the wave has to come.
+__device__ inline void sample_group(const MosaicAugment& p, const Layer& layer, bool active, float column, float row,
+                                    Colour (&out)[kPixels]) {
     const float* g = layer.geometry;
     const float step_x = g[0], step_y = g[3], base_x = g[1] * row + g[2], base_y = g[4] * row + g[5];
     const float first_x = step_x * column + base_x, last_x = step_x * (column + (kPixels - 1)) + base_x;
@@ -162,6 +173,7 @@ __device__ inline void sample_group(const MosaicAugment& p, const Layer& layer, 
     const float low_x = floorf(fminf(first_x, last_x)), high_x = floorf(fmaxf(first_x, last_x)) + 1.f;
     const float low_y = floorf(fminf(first_y, last_y)), high_y = floorf(fmaxf(first_y, last_y)) + 1.f;
     int k;
+    bool slow = false;
     if (all_in_one(layer, low_x, high_x, low_y, high_y, k)) {
         const int line = p.image_width * 3;
         const uint8_t* origin = p.source + layer.shown[k].origin;
@@ -169,29 +181,21 @@ __device__ inline void sample_group(const MosaicAugment& p, const Layer& layer, 
             const Rows rows = rows_at(origin, line, base_y);
 #pragma unroll
             for (int i = 0; i < kPixels; ++i) out[i] = sample_rows(rows, step_x * (column + i) + base_x);
-            return;
-        }
+        } else {
 #pragma unroll
-        for (int i = 0; i < kPixels; ++i) {
-            out[i] = sample_rows(rows_at(origin, line, step_y * (column + i) + base_y), step_x * (column + i) + base_x);
+            for (int i = 0; i < kPixels; ++i) {
+                out[i] = sample_rows(rows_at(origin, line, step_y * (column + i) + base_y), step_x * (column + i) + base_x);
+            }
         }
-        return;
+    } else {
+        const float fill = p.fill + kBias;
+#pragma unroll
+        for (int i = 0; i < kPixels; ++i) out[i] = {fill, fill, fill};
+        const Tile& t = layer.tiles[k];
+        const bool outside = high_x < float(t.left) || low_x >= float(t.right) || high_y < float(t.top) || low_y >= float(t.bottom);
+        slow = active && !(outside && k == tile_at(g, high_x, high_y));
     }
-    const float fill = p.fill + kBias;
-#pragma unroll
-    for (int i = 0; i < kPixels; ++i) out[i] = {fill, fill, fill};
-    const Tile& t = layer.tiles[k];
-    const bool outside = high_x < float(t.left) || low_x >= float(t.right) || high_y < float(t.top) || low_y >= float(t.bottom);
-    if (outside && k == tile_at(g, high_x, high_y)) return;
-#pragma unroll 1
-    for (int i = 0; i < kPixels; ++i) {
-        const Colour c = sample_anywhere(p, layer, step_x * (column + i) + base_x, step_y * (column + i) + base_y);
-        // a choice among values rather than places keeps `out` in registers
-#pragma unroll
-        for (int j = 0; j < kPixels; ++j) {
-            out[j] = {i == j ? c.r : out[j].r, i == j ? c.g : out[j].g, i == j ? c.b : out[j].b};
-        }
-    }
+    sample_edges(p, layer, slow, column, row, out);
 }
 
 template <typename T, bool kChannelsLast, bool kWide>
@@ -227,7 +231,7 @@ __device__ inline void write(const MosaicAugment& p, int image, int row, int col
 }
 
 template <typename T, bool kChannelsLast, bool kWide>
-__global__ __launch_bounds__(kThreads, 7) void augment_kernel(MosaicAugment p) {
+__global__ HIP_KERNELS_BOUNDS(kThreads, 8, 6) void augment_kernel(MosaicAugment p) {
     __shared__ Layer layers[2];
     const int image = blockIdx.z, tid = threadIdx.y * kRuns + threadIdx.x;
     if (tid < p.layers * kTiles) {
@@ -244,20 +248,20 @@ __global__ __launch_bounds__(kThreads, 7) void augment_kernel(MosaicAugment p) {
     }
     __syncthreads();
     const int row = blockIdx.y * kRows + threadIdx.y, column = (blockIdx.x * kRuns + threadIdx.x) * kPixels;
-    if (row >= p.height || column >= p.width) return;
+    const bool active = row < p.height && column < p.width;  // the others stay, for the wave's common work
     const float* colour = p.colour + image * kColour;
     const float hue = colour[0], saturation = colour[1], value = colour[2] * (1.f / 255.f), part = colour[3];
     Colour c[kPixels];
-    sample_group(p, layers[0], float(column), float(row), c);
+    sample_group(p, layers[0], active, float(column), float(row), c);
     if (p.layers > 1 && part != 1.f) {
         Colour other[kPixels];
-        sample_group(p, layers[1], float(column), float(row), other);
+        sample_group(p, layers[1], active, float(column), float(row), other);
 #pragma unroll
         for (int i = 0; i < kPixels; ++i) c[i] = mix(other[i], c[i], part);
     }
 #pragma unroll
     for (int i = 0; i < kPixels; ++i) c[i] = jitter(c[i], hue, saturation, value, kBias);
-    write<T, kChannelsLast, kWide>(p, image, row, column, c);
+    if (active) write<T, kChannelsLast, kWide>(p, image, row, column, c);
 }
 
 template <typename T>

@@ -26,6 +26,13 @@ using hipStream_t = cudaStream_t;
 
 #include "../kernels.h"
 
+// The second argument of __launch_bounds__ is blocks of a multiprocessor for CUDA, waves of a SIMD for HIP.
+#if defined(__CUDACC__)
+#define HIP_KERNELS_BOUNDS(threads, blocks, waves) __launch_bounds__(threads, blocks)
+#else
+#define HIP_KERNELS_BOUNDS(threads, blocks, waves) __launch_bounds__(threads, waves)
+#endif
+
 namespace hip_kernels::gpu {
 
 constexpr int kBlock = 256;
@@ -111,6 +118,16 @@ __device__ inline A sum_over_lanes(A value, int width) {
     return value;
 }
 
+// The value that one lane of the wave has; every lane has to call it.
+template <typename A>
+__device__ inline A from_lane(A value, int lane) {
+#if defined(__CUDACC__)
+    return __shfl_sync(0xffffffffu, value, lane);
+#else
+    return __shfl(value, lane);
+#endif
+}
+
 // One bit a lane of the whole wave: 64 bits on gfx9, 32 elsewhere.
 __device__ inline uint64_t wave_ballot(bool predicate) {
 #if defined(__CUDACC__)
@@ -124,6 +141,8 @@ __device__ inline int wave_lane() { return int(threadIdx.x) & (warpSize - 1); }
 __device__ inline int wave_index() { return int(threadIdx.x) / warpSize; }
 
 __device__ inline int count_bits(uint64_t mask) { return __popcll(mask); }
+
+__device__ inline int first_bit(uint64_t mask) { return __ffsll(static_cast<unsigned long long>(mask)) - 1; }
 
 // Adds without a return value, by the hardware's own instruction rather than a compare-and-swap loop.
 template <typename A>
