@@ -13,7 +13,7 @@ from tests.cluster.chaos.faults import FAULTS
 from tests.cluster.chaos.run import make_parser, run_round
 from tests.cluster.emulator import Cluster
 
-FAULTS_HERE = 26
+FAULTS_HERE = 32
 FIXED = {"base": 0.1, "step_s": 0.1}
 
 

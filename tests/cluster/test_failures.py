@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpcjobs.failures import FailureClass
-from tests.cluster.chaos import faults
+from tests.cluster.chaos import faults, storage
 from tests.cluster.chaos.checker import check, lineage
 from tests.cluster.chaos.ledger import RUNNING, WAITING, Trial
 from tests.cluster.chaos.world import World
@@ -117,7 +117,7 @@ def test_a_cancelled_study_hands_back_and_goes_on_when_it_is_resumed(begin: Call
 def test_a_study_waits_out_a_full_disk(begin: Callable[..., World]) -> None:
     world = begin(8)
     begun(world)
-    full = faults.full_disk(world)
+    full = storage.full_disk(world)
     assert full is not None
     assert full.undo is not None
     time.sleep(8)

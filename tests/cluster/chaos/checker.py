@@ -102,9 +102,8 @@ def compare_with_optuna(ledger: Ledger, trials: list[FrozenTrial], verdict: Verd
 def check_budget(ledger: Ledger, budget: int, verdict: Verdict) -> None:
     """Each trial that was asked for ends once: it, or the last one of those that continue it."""
     wrong = verdict.wrong["budget exact"]
-    asked = [trial for trial in ledger.trials if not trial.history]
-    if len(asked) != budget:
-        wrong.append(f"{len(asked)} trials were made, {budget} were asked for")
+    if ledger.asked != budget:
+        wrong.append(f"{ledger.asked} trials were made, {budget} were asked for")
     for trial in ledger.trials:
         after = ledger.successors(trial.number)
         if len(after) > 1:

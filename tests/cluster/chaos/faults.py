@@ -5,198 +5,11 @@ A fault returns None where it is not possible now (no such process, the disk is 
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
 
-from tests.cluster.chaos.world import World, go_on_with, kill, parent, process_state, stop
-
-
-@dataclass
-class Injected:
-    """``victims``: processes that it killed or stopped. ``undo``, due after ``undo_after_s``, returns evidence."""
-
-    evidence: str
-    victims: list[int] = field(default_factory=list)
-    undo: Callable[[], str] | None = None
-    undo_after_s: float = 0.0
-    damage: int = 0  # bytes put into the journal that are no record
-
-
-Fault = Callable[[World], Injected | None]
-
-
-# ---- processes ----
-
-
-def kill_worker(world: World) -> Injected | None:
-    workers = [worker for _, worker in world.live_workers() if worker.trial is not None]
-    if not workers:
-        return None
-    worker = world.rng.choice(workers)
-    return Injected(f"process {worker.pid} is gone", [worker.pid]) if kill(worker.pid) else None
-
-
-def kill_lock_holder(world: World) -> Injected | None:
-    """Stopped first, so that it surely holds the lock when it dies."""
-    pid = world.holder()
-    if pid is None:
-        return None
-    kill(pid)
-    return Injected(f"process {pid} held the lock and is gone", [pid])
-
-
-def kill_agent(world: World) -> Injected | None:
-    """Its workers hand their trials back; the user adds a node in its place."""
-    agents = [agent for agent in world.agents() if agent.state == "running"]
-    if len(agents) < world.nodes:
-        return None
-    agent = world.rng.choice(agents)
-    return Injected(f"process {agent.pid} is gone", [agent.pid]) if kill(agent.pid) else None
-
-
-def kill_srun(world: World) -> Injected | None:
-    """The client of a step dies alone; the agent must not leave its worker running."""
-    agents = {agent.pid for agent in world.agents() if agent.state == "running"}
-    clients = [pid for pid in _pids() if parent(pid) in agents and _name(pid) == "srun"]
-    if not clients:
-        return None
-    pid = world.rng.choice(clients)
-    return Injected(f"srun {pid} is gone", [pid]) if kill(pid) else None
-
-
-def kill_step_daemon(world: World) -> Injected | None:
-    """slurmstepd of one step dies: its srun hangs, its worker lives on or is ended."""
-    daemons = {parent(worker.pid) for _, worker in world.live_workers()}
-    daemons = {pid for pid in daemons if _name(pid).startswith("slurmstepd")}
-    if not daemons:
-        return None
-    pid = world.rng.choice(sorted(daemons))
-    return Injected(f"slurmstepd {pid} is gone", [pid]) if kill(pid) else None
-
-
-def stop_worker(world: World) -> Injected | None:
-    workers = [worker for _, worker in world.live_workers() if worker.trial is not None]
-    return _stop(world.rng.choice(workers).pid, world.rng.uniform(1, 30)) if workers else None
-
-
-def stop_agent(world: World) -> Injected | None:
-    """Longer than a heartbeat may be old, and than the guardian's lease."""
-    agents = [agent for agent in world.agents() if agent.state == "running"]
-    return _stop(world.rng.choice(agents).pid, world.rng.uniform(22, 32)) if agents else None
-
-
-def stop_lock_holder(world: World) -> Injected | None:
-    """Everybody waits: a kernel lock is not broken, a soft one only after its lease of a minute."""
-    pid = world.holder()
-    return _stop(pid, world.rng.uniform(2, 6)) if pid else None
-
-
-def stop_lock_holder_beyond_lease(world: World) -> Injected | None:
-    """Only where the lock is a file: it is broken meanwhile, and the former holder must find itself fenced."""
-    if "soft" not in world.paths.journal.with_suffix(".locking").read_text():
-        return None
-    pid = world.holder()
-    return _stop(pid, 66.0) if pid else None
-
-
-def _stop(pid: int, seconds: float) -> Injected | None:
-    if not stop(pid):
-        return None
-
-    def go_on() -> str:
-        state = process_state(pid)
-        go_on_with(pid)
-        return f"went on after {seconds:.0f} s" if state == "T" else "was ended meanwhile"
-
-    return Injected(f"process {pid} was stopped", [pid], go_on, seconds)
-
-
-# ---- the journal and its disk ----
-
-_WRITER = """\
-import os, signal, sys
-from pathlib import Path
-from hpcjobs.journal_file import lock_for
-lock = lock_for(Path(sys.argv[1]))
-lock.acquire()
-os.write(lock.descriptor, bytes.fromhex(sys.argv[2]))
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def torn_append(world: World) -> Injected | None:
-    """A writer dies with the lock held and half of its record written."""
-    return _dying_writer(world, _half_a_record(world))
-
-
-def nul_append(world: World) -> Injected | None:
-    """What some filesystems leave of an append after a crash: its length, without its bytes."""
-    return _dying_writer(world, b"\0" * world.rng.randrange(1, 4000))
-
-
-def nul_append_with_newline(world: World) -> Injected | None:
-    return _dying_writer(world, b"\0" * world.rng.randrange(1, 2000) + b"\n")
-
-
-def _dying_writer(world: World, data: bytes) -> Injected | None:
-    if world.disk_full:
-        return None
-    done = subprocess.run([sys.executable, "-c", _WRITER, str(world.paths.journal), data.hex()], timeout=330)
-    assert done.returncode == -signal.SIGKILL, f"the dying writer ended with {done.returncode}"
-    return Injected(f"{len(data)} bytes of a dead writer", damage=len(data))
-
-
-def torn_append_without_lock(world: World) -> Injected | None:
-    """Half a record of a program that does not know our lock."""
-    return _append(world, _half_a_record(world))
-
-
-def garbage_line(world: World) -> Injected | None:
-    return _append(world, world.rng.choice([b"  \n", b"not a record\n", b"{}\n", b"[1, 2\n", b"\xff\xfe\n"]))
-
-
-def _append(world: World, data: bytes) -> Injected | None:
-    if world.disk_full:
-        return None
-    file = os.open(world.paths.journal, os.O_WRONLY | os.O_APPEND)
-    try:
-        os.write(file, data)
-    finally:
-        os.close(file)
-    return Injected(f"{len(data)} bytes at the end", damage=len(data))
-
-
-def _half_a_record(world: World) -> bytes:
-    whole = b'{"op_code":6,"worker_id":"torn-1","trial_id":0,"state":1,"values":[1.0],"n":1,"crc":"00000000"}'
-    return whole[: world.rng.randrange(1, len(whole) - 1)]
-
-
-def full_disk(world: World) -> Injected | None:
-    if world.disk_full:
-        return None
-    filler = world.disk / "filler"
-    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(b"x" * 4096)
-    world.disk_full = True
-
-    def free() -> str:
-        space = os.statvfs(world.disk)
-        filler.unlink()
-        world.disk_full = False
-        return f"{space.f_bavail} blocks were free, now {os.statvfs(world.disk).f_bavail}"
-
-    return Injected("no block is free", undo=free, undo_after_s=world.rng.uniform(2, 8))
-
-
-# ---- Slurm ----
+from tests.cluster.chaos import processes, storage
+from tests.cluster.chaos.processes import Fault, Injected
+from tests.cluster.chaos.world import World, go_on_with, kill, stop
 
 
 def kill_slurmd(world: World) -> Injected | None:
@@ -342,6 +155,21 @@ def two_submissions_at_once(world: World) -> Injected | None:
     return Injected(f"{more[0]} and {more[1]} trials were added at once")
 
 
+def kill_submission(world: World) -> Injected | None:
+    """Trials are added all or not at all, whenever the command is killed."""
+    if world.disk_full:
+        return None
+    more, before = world.rng.randrange(2, 9), world.ledger.asked
+    submission = world.submit_in_background("--resume", str(world.paths.folder), "--nodes=1", "--trials", f"+{more}")
+    time.sleep(world.rng.uniform(0.5, 3.0))
+    submission.kill()
+    submission.wait()
+    added = world.ledger.asked - before
+    assert added in (0, more), f"a killed submission of {more} trials added {added}"
+    world.budget += added
+    return Injected(f"submit was killed; {added} of {more} trials were added")
+
+
 def _running_element(world: World) -> str | None:
     running = {agent.element for agent in world.agents() if agent.state == "running"}
     elements = [e for e, (state, node, _) in world.queue().items() if state == "RUNNING" and e in running]
@@ -357,33 +185,23 @@ def _quiet_node(world: World) -> str | None:
     return node
 
 
-def _pids() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-
-
-def _name(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    return ""
-
-
 #: Every fault with how often it is drawn, as a weight.
 FAULTS: dict[Fault, int] = {
-    kill_worker: 30,
-    kill_lock_holder: 12,
-    kill_srun: 5,
-    kill_step_daemon: 4,
-    kill_agent: 3,
-    stop_worker: 7,
-    stop_agent: 3,
-    stop_lock_holder: 4,
-    stop_lock_holder_beyond_lease: 1,
-    torn_append: 9,
-    nul_append: 6,
-    nul_append_with_newline: 3,
-    torn_append_without_lock: 5,
-    garbage_line: 3,
-    full_disk: 3,
+    processes.kill_worker: 30,
+    processes.kill_lock_holder: 12,
+    processes.kill_srun: 5,
+    processes.kill_step_daemon: 4,
+    processes.kill_agent: 3,
+    processes.stop_worker: 7,
+    processes.stop_agent: 3,
+    processes.stop_lock_holder: 4,
+    processes.stop_lock_holder_beyond_lease: 1,
+    storage.torn_append: 9,
+    storage.nul_append: 6,
+    storage.nul_append_with_newline: 3,
+    storage.torn_append_without_lock: 5,
+    storage.garbage_line: 3,
+    storage.full_disk: 3,
     kill_slurmd: 3,
     restart_slurmctld: 1,
     kill_slurmctld: 1,
@@ -394,4 +212,5 @@ FAULTS: dict[Fault, int] = {
     steps_cannot_start: 4,
     skew_clock: 1,
     two_submissions_at_once: 1,
+    kill_submission: 1,
 }

@@ -67,6 +67,11 @@ class Ledger:
         return self._path.stat().st_ino != self._inode
 
     @property
+    def asked(self) -> int:
+        """Trials that were asked for; one that continues another is none."""
+        return sum(not trial.history for trial in self.trials)
+
+    @property
     def left(self) -> list[Trial]:
         return [trial for trial in self.trials if trial.state in (WAITING, RUNNING)]
 
