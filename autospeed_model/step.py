@@ -41,7 +41,7 @@ class TrainingStep:
         pool: GraphPool | None = None,
         clip_norm: float = 0.0,
     ) -> None:
-        """With ``pool`` both halves are launched as graphs. ``clip_norm`` bounds an update's gradients; 0: unbounded."""
+        """With ``pool`` both halves are launched as graphs. ``clip_norm`` bounds an update's gradients unless 0."""
         self.clip_norm = clip_norm
         self.network, self.loss, self.optimiser, self.average, self.runtime = network, loss, optimiser, average, runtime
         self.scaler = torch.amp.GradScaler(runtime.kind, init_scale=FP16_SCALE, enabled=runtime.precision == "fp16")

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch  # noqa: E402
 
+import hip_kernels  # noqa: E402
 from autospeed_model.accelerator import prepare_process  # noqa: E402
 from autospeed_model.errors import run_entry  # noqa: E402
 from autospeed_model.hyperparameters import Hyperparameters, RuntimeOptions, TrainingOptions  # noqa: E402
@@ -114,17 +115,22 @@ def _nvml_processes() -> list[Any]:
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
     """Train as the arguments say; all figures of one process."""
+    imported = time.monotonic() - STARTED
     data = PackedDataset(given.data)
     runtime = runtime_from(given, RuntimeOptions())
     hyperparameters = Hyperparameters(batch_size=given.batch_size)
     options = TrainingOptions(epochs=10**5, size=given.size)
     trainer = Trainer(data.split("train"), data.split("tune_val"), hyperparameters, options, runtime)
     first = FirstStep()
+    ready = time.monotonic() - STARTED
     result: dict[str, Any] = {
         "batch_size": trainer.batch_size,
         "images": len(trainer.batches.split),
         "runtime": str(runtime),
         "boxes": trainer.batches.length,
+        "kernels": hip_kernels.is_built(runtime.kind),
+        "import_s": imported,
+        "start_to_trainer_s": ready,
     }
     run_epoch(trainer, first)  # warm-up: compiles, chooses algorithms, captures
     result["start_to_first_step_s"] = first.seconds
