@@ -82,7 +82,10 @@ def recover_worker(study: OpenStudy, token: str, failure: Failure) -> list[tuple
 
 
 def inherit_files(paths: StudyPaths, trial: FrozenTrial) -> None:
-    """Copy the newest predecessor's checkpoint and curve into the folder of ``trial``, if it has none of its own."""
+    """Copy the newest predecessor's checkpoint and curve into the folder of ``trial``, if it has none of its own.
+
+    All of them or none: a copy that was cut short, by a kill or a full disk, is made anew by whoever goes on.
+    """
     folder = paths.trial(trial.number)
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
@@ -90,12 +93,13 @@ def inherit_files(paths: StudyPaths, trial: FrozenTrial) -> None:
     for number in reversed(trial.system_attrs.get(HISTORY, [])):
         source = paths.trial(number)
         files = [path for path in source.glob("[!.]*") if path.is_file()] if source.is_dir() else []
-        for path in files:
-            # under a hidden name first: a copy cut short must not look like a checkpoint
-            partial = folder / f".{path.name}.partial"
-            shutil.copyfile(path, partial)
-            partial.replace(folder / path.name)
         if files:
+            partial = folder.with_name(f".{folder.name}.partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+            for path in files:
+                shutil.copyfile(path, partial / path.name)
+            partial.replace(folder)  # which is empty
             return
 
 

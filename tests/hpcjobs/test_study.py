@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import multiprocessing
 import os
@@ -228,6 +229,29 @@ def test_a_successor_inherits_the_newest_checkpoint(studies: Any) -> None:
     (study.paths.trial(2) / "checkpoint.pt").write_text("its own")
     inherit_files(study.paths, study.trials()[2])
     assert (study.paths.trial(2) / "checkpoint.pt").read_text() == "its own"
+
+
+def test_a_copy_of_a_checkpoint_that_was_cut_short_is_made_anew(studies: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = studies.create("quadratic", trials=1)
+    trial_id = claim(study, owner())
+    for name in ("checkpoint.pt", "curve.csv"):
+        study.paths.trial(0).mkdir(parents=True, exist_ok=True)
+        (study.paths.trial(0) / name).write_text(f"the {name}")
+    recover(study, trial_id, "mine", DEATH)
+    copies = []
+
+    def fails_at_the_second(source: Path, target: Path) -> None:
+        copies.append(target)
+        if len(copies) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        target.write_bytes(source.read_bytes())
+
+    monkeypatch.setattr(shutil, "copyfile", fails_at_the_second)
+    with pytest.raises(OSError, match="No space left"):
+        inherit_files(study.paths, study.trials()[1])
+    assert not list(study.paths.trial(1).iterdir())
+    inherit_files(study.paths, study.trials()[1])
+    assert {path.name for path in study.paths.trial(1).iterdir()} == {"checkpoint.pt", "curve.csv"}
 
 
 def test_a_live_owner_keeps_its_trial_and_a_dead_one_loses_it(studies: Any) -> None:

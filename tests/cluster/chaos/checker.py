@@ -17,7 +17,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
-from tests.cluster.chaos.chaos_objective import ending, expected
+from tests.cluster.chaos.chaos_objective import STEPS, ending, expected
 from tests.cluster.chaos.ledger import ENDED, Ledger
 
 _OPTUNA_STATES = [TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL, TrialState.WAITING]
@@ -47,6 +47,7 @@ CLAIMS = (
     "trials recovered more than once",
     "wrong endings",
     "runs that nobody went on with",
+    "checkpoints not used",
     "faults not accounted for",
 )
 
@@ -178,9 +179,13 @@ def _check_run(ledger: Ledger, runs: dict[int, Any], run: list[dict[str, Any]], 
     if run[-1]["what"] == "finished":
         return
     last, number = run[-1]["t"], run[0]["number"]
-    after = [r[0]["t"] for n in lineage(ledger, number) for r in runs.get(n, []) if r[0]["t"] > last]
-    if after:
-        verdict.recoveries_s.append(min(after) - last)
+    begun = [each[0] for n in lineage(ledger, number) for each in runs.get(n, []) if each[0]["t"] > last]
+    if begun:
+        following = min(begun, key=lambda line: line["t"])
+        verdict.recoveries_s.append(following["t"] - last)
+        saved = STEPS * max((line["epoch"] for line in run if line["what"] == "reported"), default=0)
+        if following["step"] < max(saved, run[0]["step"]):
+            verdict.wrong["checkpoints not used"].append(f"trial {number}: {saved} steps were saved, then {following}")
     elif not any(ledger.trials[n].state in ENDED and not ledger.successors(n) for n in lineage(ledger, number)):
         verdict.wrong["runs that nobody went on with"].append(f"trial {number}")
 
