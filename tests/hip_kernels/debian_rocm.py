@@ -1,7 +1,7 @@
 """A ROCm root made of Debian's packages, enough to compile and link HIP for gfx942 without ROCm or a GPU.
 
-Debian 12 has clang 19, which knows gfx942, and device libraries of ROCm 5.2, which do not name it yet: those of gfx940, its
-forerunner, take their place. Debian's own CMake package for the HIP language puts /usr/include in front of the C++
+Debian 12 has clang 19, which knows gfx942, and device libraries of ROCm 5.2, which do not name it yet: those of gfx940,
+its forerunner, take their place. Debian's own CMake package for the HIP language puts /usr/include in front of the C++
 library's headers, so a smaller one stands in.
 """
 

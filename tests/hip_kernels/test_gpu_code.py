@@ -21,7 +21,7 @@ needs_clang = pytest.mark.skipif(bool(debian_rocm.MISSING), reason=f"not install
 PLANNED_WAVES = {
     "forward_kernel": 5,
     "backward_kernel": 5,
-    "augment_kernel": 6,
+    "augment_kernel": 5,
     "select_kernel": 4,
     "key_kernel": 8,
     "fill_kernel": 8,

@@ -231,7 +231,7 @@ __device__ inline void write(const MosaicAugment& p, int image, int row, int col
 }
 
 template <typename T, bool kChannelsLast, bool kWide>
-__global__ HIP_KERNELS_BOUNDS(kThreads, 8, 6) void augment_kernel(MosaicAugment p) {
+__global__ HIP_KERNELS_BOUNDS(kThreads, 8, 5) void augment_kernel(MosaicAugment p) {
     __shared__ Layer layers[2];
     const int image = blockIdx.z, tid = threadIdx.y * kRuns + threadIdx.x;
     if (tid < p.layers * kTiles) {
