@@ -1,4 +1,4 @@
-"""Single faults of nodes, agents, steps and people on a real Slurm, and what a study makes of each."""
+"""Nodes that are lost, come back or stand still, and a person who changes her mind. All else is in the chaos run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpcjobs.failures import FailureClass
-from tests.cluster.chaos import faults, storage
+from tests.cluster.chaos import faults
 from tests.cluster.chaos.checker import check, lineage
 from tests.cluster.chaos.ledger import RUNNING, WAITING, Trial
 from tests.cluster.chaos.world import World
@@ -111,26 +111,4 @@ def test_a_cancelled_study_hands_back_and_goes_on_when_it_is_resumed(begin: Call
     assert {trial.state for trial in world.ledger.left} == {WAITING}
     assert any(trial.reports for trial in world.ledger.left), "trials keep their reports"
     world.submit("--resume", str(world.paths.folder), "--nodes", "1")
-    finish(world)
-
-
-def test_a_study_waits_out_a_full_disk(begin: Callable[..., World]) -> None:
-    world = begin(8)
-    begun(world)
-    full = storage.full_disk(world)
-    assert full is not None
-    assert full.undo is not None
-    time.sleep(8)
-    full.undo()
-    finish(world)
-
-
-def test_a_node_whose_steps_cannot_start_for_a_while_comes_back(begin: Callable[..., World]) -> None:
-    world = begin(12, nodes=1)
-    begun(world)
-    while (refused := faults.steps_cannot_start(world)) is None:  # between two trials of all workers
-        time.sleep(0.1)
-    assert refused.undo is not None
-    wait_until((world.folder / "refused-steps").exists, "a step to be refused", 30)
-    refused.undo()
     finish(world)

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.cluster.chaos.checker import check, read_diary
 from tests.cluster.chaos.world import World
-from tests.cluster.daemons import ClusterError, wait_until
+from tests.cluster.daemons import wait_until
 from tests.cluster.emulator import Cluster
 
 
@@ -43,15 +42,3 @@ def test_two_people_add_nodes_and_trials_to_a_running_study(world: World, cluste
     assert len({element.partition("_")[0] for element in elements}) >= 3, "one array at first, then two and one"
     hosts = {line["host"] for line in read_diary(world.diary) if line["what"] == "begin"}
     assert len(hosts) > 1, "the added nodes took part"
-
-
-def test_a_changed_search_is_refused_before_anything_is_queued(world: World) -> None:
-    finish(world)
-    wait_until(lambda: not world.queue(), "its job to end")
-    study = yaml.safe_load(world.paths.config.read_text())
-    study["study"]["parameters"]["x"]["max"] = 2.0
-    world.paths.config.write_text(yaml.safe_dump(study))
-    with pytest.raises(ClusterError, match=r"study.parameters is .* --warm-start"):
-        world.submit("--resume", str(world.paths.folder), "--nodes=1", "--trials=+1")
-    assert not world.queue()
-    assert len(world.ledger.trials) == 6
