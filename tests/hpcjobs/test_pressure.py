@@ -1,0 +1,68 @@
+"""Whether the host is the limit, from files as the kernel writes them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hpcjobs.pressure import HostWatch, Pressure
+
+
+def write_proc(folder: Path, busy: int, idle: int, waited_us: int, other_cpu: int = 0) -> None:
+    """Two CPUs, of which number 1 belongs to somebody else."""
+    rest = "0 0"
+    lines = [
+        f"cpu  9 9 9 9 9 9 9 9 {rest}",
+        f"cpu0 {busy} 0 0 {idle} 0 0 0 0 {rest}",
+        f"cpu1 {other_cpu} 0 0 0 0 0 0 0 {rest}",
+    ]
+    (folder / "stat").write_text("\n".join([*lines, "intr 1 2 3", ""]))
+    (folder / "meminfo").write_text("MemTotal: 1000 kB\nMemAvailable: 250 kB\nCached: 2097152 kB\n")
+    (folder / "pressure").mkdir(exist_ok=True)
+    (folder / "pressure" / "cpu").write_text(f"some avg10=0.00 avg60=0.00 avg300=0.00 total={waited_us}\n")
+
+
+def test_only_our_cpus_count_and_waits_are_shares_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([100.0, 102.0])
+    monkeypatch.setattr("hpcjobs.pressure.time.monotonic", lambda: next(now))
+    write_proc(tmp_path, busy=100, idle=100, waited_us=0)
+    samples = iter([[0.5, 1.0], [0.0, 0.5]])
+    watch = HostWatch([0], lambda: next(samples), tmp_path)
+    watch.sample()
+    watch.sample()
+    write_proc(tmp_path, busy=175, idle=125, waited_us=500_000, other_cpu=10**6)
+    found = watch.end()
+    assert (found.seconds, found.cpus, found.cpu_busy) == (2.0, 1, 0.75)
+    assert (found.memory_free, found.page_cache_gb) == (0.25, 2.0)
+    assert (found.cpu_wait, found.memory_wait, found.storage_wait) == (0.25, None, None)
+    assert found.device_busy == 0.5
+
+
+def test_this_machine_can_be_watched() -> None:
+    found = HostWatch(os.sched_getaffinity(0)).end()
+    assert 0 <= found.cpu_busy <= 1 and 0 < found.memory_free <= 1
+    assert found.as_dict()["cpus"] == len(os.sched_getaffinity(0))
+
+
+def pressure(**change: float) -> Pressure:
+    return Pressure(**{"seconds": 10, "cpus": 96, "cpu_busy": 0.5, "memory_free": 0.5, "page_cache_gb": 1, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "limit"),
+    [
+        ({}, None),
+        ({"cpu_busy": 0.97, "device_busy": 0.5}, "CPUs: 97% of 96 busy, devices idle 50% of the time; fewer workers"),
+        ({"cpu_busy": 0.97, "device_busy": 0.95}, None),
+        ({"cpu_busy": 0.97}, "CPUs: 97% of 96 busy; fewer workers or loader threads"),
+        ({"cpu_wait": 0.5, "device_busy": 0.1}, "tasks waited for them 50% of the time, devices idle 90%"),
+        ({"memory_free": 0.02}, "memory: 2% of it is available; fewer workers need less"),
+        ({"memory_wait": 0.2, "device_busy": 1.0}, "tasks waited for it 20% of the time"),
+        ({"storage_wait": 0.5, "device_busy": 0.3}, "storage: tasks waited for it 50% of the time, devices idle 70%"),
+    ],
+)
+def test_the_host_is_the_limit_only_where_something_waits_for_it(change: dict[str, float], limit: str | None) -> None:
+    found = pressure(**change).limit
+    assert found is None if limit is None else limit in (found or "")

@@ -1,0 +1,139 @@
+"""A throughput experiment on this machine with real workers, whose images are invented (see fake_measuring.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcjobs.errors import UserError
+from hpcjobs.throughput import main
+from hpcjobs.throughput_plan import Cell, Setup, ThroughputFile, ThroughputPaths, read_file, write_file
+from hpcjobs.throughput_table import ThroughputTable
+from hpcjobs.throughput_worker import main as worker
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(HERE)  # measuring functions are imported from where the command is called
+    return tmp_path / 'it\'s "an" expérience'
+
+
+def measure(folder: Path, function: str, *more: str, batch_sizes: str = "8,16", per_gpu: str = "2") -> int:
+    arguments = ["--batch-sizes", batch_sizes, "--per-gpu", per_gpu, "--window-s", "0.3", "--no-charts"]
+    return main([*arguments, "--measure", f"fake_measuring:{function}", "--folder", str(folder), *more])
+
+
+def table(folder: Path) -> ThroughputTable:
+    return ThroughputTable.read(folder / "results" / "throughput.json")
+
+
+def raw(folder: Path, batch_size: int, per_gpu: int = 2) -> Any:
+    cell = ThroughputPaths(folder).cell(Setup(None, per_gpu), Cell("auto", batch_size))
+    return json.loads(cell.read_bytes())
+
+
+def test_workers_measure_the_same_seconds_and_memory_that_runs_out_is_a_result(folder: Path) -> None:
+    assert measure(folder, "measure_fake_images", "--setting", "largest=8", batch_sizes="8,16,32") == 0
+    rows = {row.batch_size: row for row in table(folder).rows}
+    assert [rows[size].status for size in (8, 16, 32)] == ["ok", "oom", "not tried"]
+    results = raw(folder, 8)["results"]
+    speeds = [result["windows"]["end_to_end"]["images_per_s"] for result in results]
+    assert rows[8].end_to_end == pytest.approx(sum(speeds), abs=0.02)
+    assert rows[8].compute_only == pytest.approx(2 * rows[8].end_to_end, rel=0.5)
+    assert all(result["windows"]["end_to_end"]["images"] == 8 for result in results)
+    assert (rows[8].workers, rows[8].memory_gb) == (2, 0.8)
+    assert "| 2 per GPU (2) |" in (folder / "results" / "throughput.md").read_text()
+
+
+def test_a_cell_that_fails_does_not_end_the_experiment(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert measure(folder, "fails_for_batch_16", batch_sizes="8,16,32", per_gpu="1") == 0
+    assert [row.status for row in table(folder).rows] == ["ok", "failed", "ok"]
+    assert "ValueError: sixteen is not liked" in capsys.readouterr().out
+
+
+def test_a_worker_that_dies_costs_its_cell_alone(folder: Path, tmp_path: Path) -> None:
+    assert measure(folder, "dies_once_for_batch_16", "--setting", f"folder={tmp_path}", batch_sizes="8,16,32") == 0
+    assert [row.status for row in table(folder).rows] == ["ok", "failed", "ok"]
+    assert {result.get("message") for result in raw(folder, 16)["results"]} >= {"its process ended with -9"}
+
+
+def test_what_is_measured_is_not_measured_again(folder: Path) -> None:
+    assert measure(folder, "measure_fake_images", per_gpu="1") == 0
+    paths = ThroughputPaths(folder)
+    kept, again = (paths.cell(Setup(None, 1), Cell("auto", size)) for size in (8, 16))
+    before = kept.stat().st_mtime_ns
+    again.unlink()
+    assert main(["--resume", str(folder), "--no-charts"]) == 0
+    assert kept.stat().st_mtime_ns == before
+    assert again.exists()
+
+
+def test_a_worker_that_is_never_ready_is_given_up(folder: Path) -> None:
+    file = ThroughputFile(
+        name="x", measure="fake_measuring:never_ready_for_batch_16", working_folder=HERE, batch_sizes=(8, 16, 32),
+        window_s=0.3, patience_s=6.0,
+    )  # fmt: skip
+    write_file(ThroughputPaths(folder), file)
+    assert main(["--resume", str(folder), "--no-charts"]) == 0
+    assert [row.status for row in table(folder).rows] == ["ok", "failed", "ok"]
+    assert "not ready after 6 s" in raw(folder, 16, per_gpu=1)["results"][0]["message"]
+
+
+def test_a_measuring_function_that_is_not_there_is_told_and_nothing_is_measured(folder: Path) -> None:
+    assert measure(folder, "nothing_of_this_name", per_gpu="1") == 1
+    (problem,) = table(folder).problems.values()
+    assert "fake_measuring" in problem and "nothing_of_this_name" in problem
+    assert not table(folder).rows
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--modes", "cpx"], "--modes: found 'cpx'; allowed with --cluster alone"),
+        (["--cluster", "lumi", "--modes", "cpx"], "allowed on cluster lumi: none"),
+        (["--set", "timeout_min=3"], "found without --cluster"),
+        (["--precisions", "a/b"], "letters and digits"),
+        (["--window-s", "0"], "window_s"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_made(folder: Path, arguments: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        measure(folder, "measure_fake_images", *arguments)
+    assert not folder.exists()
+
+
+def test_real_training_needs_data(folder: Path) -> None:
+    with pytest.raises(UserError, match="--data: found nothing"):
+        main(["--folder", str(folder)])
+
+
+def test_each_mode_is_a_job_with_its_constraint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert measure(folder, "measure_fake_images", "--cluster", "emulated", "--dry-run", per_gpu="1,2") == 0
+    out = capsys.readouterr().out
+    assert [line for line in out.splitlines() if "--constraint" in line] == [
+        f"#SBATCH --constraint={mode}" for mode in ("spx", "dpx", "qpx", "cpx")
+    ]
+    assert "cpx: 64 workers, 1 cores each" in out and "cpx-x2: 128 workers" in out
+    assert not folder.exists()
+
+
+def test_an_experiments_file_comes_back_as_it_was(tmp_path: Path) -> None:
+    file = ThroughputFile(name="x", batch_sizes=(32, 8), precisions=("fp32", "bf16"), settings={"size": "s"})
+    write_file(ThroughputPaths(tmp_path), file)
+    assert read_file(tmp_path) == file
+    assert [cell.name for cell in file.cells] == ["fp32-00008", "fp32-00032", "bf16-00008", "bf16-00032"]
+    with pytest.raises(UserError, match=r"found no throughput\.yaml"):
+        read_file(tmp_path / "elsewhere")
+
+
+def test_a_worker_is_not_started_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HPCJOBS_NODE_FOLDER", raising=False)
+    with pytest.raises(UserError, match=r"run python -m hpcjobs\.throughput instead"):
+        worker([str(tmp_path), "--worker", "0"])
+    assert "HPCJOBS_NODE_FOLDER" not in os.environ
