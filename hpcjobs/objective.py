@@ -3,7 +3,9 @@
 ``python -m hpcjobs.objective MODULE:FUNCTION`` prints what the function declares, as JSON. The function may carry
 
 - ``parameters``: a mapping of each known name to ``{"default", "type", "min", "max", "choices"}``, all optional;
-- ``needs_data``: true if it cannot do without ``--data``.
+- ``needs_data``: true if it cannot do without ``--data``;
+- ``memory``: what a training needs, ``{"device_fixed_gb", "device_gb_per_image", "host_gb"}``, all optional;
+- ``imports``: modules that it imports when it runs, for a worker to import before its first trial.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ class Declaration:
 
     parameters: Mapping[str, Mapping[str, Any]] | None
     needs_data: bool
+    memory: Mapping[str, float] | None = None
 
 
 def resolve(text: str) -> Callable[..., Any]:
@@ -78,6 +81,7 @@ def describe(text: str) -> dict[str, Any]:
     return {
         "parameters": None if declared is None else {str(name): dict(info) for name, info in declared.items()},
         "needs_data": bool(getattr(function, "needs_data", False)),
+        "memory": getattr(function, "memory", None),
         "module_file": getattr(sys.modules.get(function.__module__), "__file__", None),
     }
 
@@ -114,7 +118,7 @@ def inspect_objective(text: str, python: str | None = None) -> Declaration:
             f"objective: {text!r} cannot be imported with {command[0]}; correct the module; it says:\n  {tail}"
         )
     found = json.loads(answer)
-    return Declaration(found["parameters"], found["needs_data"])
+    return Declaration(found["parameters"], found["needs_data"], memory=found["memory"])
 
 
 def main(arguments: list[str] | None = None) -> int:

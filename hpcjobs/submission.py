@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import math
 import os
 import re
 from dataclasses import dataclass
@@ -11,15 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from hpcjobs.config import RunConfig, StudyConfig, StudyFile
+from hpcjobs.devices import find_gpus
 from hpcjobs.errors import UserError
 from hpcjobs.load import load_cluster, load_study, read_study_file, validate, with_overrides
-from hpcjobs.objective import inspect_objective
+from hpcjobs.mode_choice import Choice, choose, need_of
+from hpcjobs.objective import Declaration, inspect_objective
 from hpcjobs.paths import StudyPaths
 from hpcjobs.plan import Plan, make_plan
 from hpcjobs.preflight import check_data, check_new_folder, check_writers
 from hpcjobs.search_space import check_search_space
 from hpcjobs.slurm import check_path
+from hpcjobs.throughput_table import ThroughputTable, beside_profile
 from hpcjobs.yaml_file import KeyPath, parse_value, read_yaml
+
+# --mode: the system chooses
+AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,7 @@ class Submission:
     plan: Plan
     resumed: bool = False
     more_trials: int = 0
+    choice: Choice | None = None  # the answer to --mode auto
     warm_start: StudyPaths | None = None
 
 
@@ -58,10 +66,15 @@ def new_submission(options: argparse.Namespace) -> Submission:
     cluster = load_cluster(options.cluster, overrides) if options.cluster is not None else None
     data = absolute(options.data) if options.data is not None else None
     name = options.name or options.study.stem
+    if options.workers and options.workers_per_gpu:
+        raise UserError("--workers, --workers-per-gpu: found both; allowed: one of them; leave the other out")
+    if options.throughput_table is not None and options.mode != AUTO:
+        raise UserError("--throughput-table: found without --mode auto; allowed: with it; add --mode auto")
     run = RunConfig(
         nodes=options.nodes or 1,
-        mode=options.mode,
+        mode=None if options.mode == AUTO else options.mode,
         workers_per_node=options.workers,
+        workers_per_gpu=options.workers_per_gpu,
         data=data,
         working_folder=Path.cwd(),
     )
@@ -82,7 +95,35 @@ def new_submission(options: argparse.Namespace) -> Submission:
     warm_start = StudyPaths(absolute(options.warm_start)) if options.warm_start is not None else None
     if warm_start is not None:
         read_study_file(warm_start)
-    return Submission(paths, file.model_copy(update={"defaults": defaults}), plan, warm_start=warm_start)
+    file = file.model_copy(update={"defaults": defaults})
+    choice = None
+    if options.mode == AUTO:
+        choice = _choose(options, file, declaration)
+        file = file.model_copy(update={"run": _chosen_run(run, study, choice)})
+        plan = make_plan(file, local_cores=available_cores())
+    return Submission(paths, file, plan, choice=choice, warm_start=warm_start)
+
+
+def _choose(options: argparse.Namespace, file: StudyFile, declaration: Declaration) -> Choice:
+    """The answer to --mode auto, from the table that was named or lies beside the profile, else from a rule."""
+    path = options.throughput_table or (beside_profile(options.cluster) if options.cluster else None)
+    given = path is not None and (options.throughput_table is not None or path.exists())
+    table = ThroughputTable.read(path) if path is not None and given else None
+    need = need_of(file.study, file.run.nodes, file.defaults, declaration.memory)
+    devices = 1 if file.cluster is not None else len(find_gpus(None)) or max(1, available_cores() // 2)
+    return choose(need, file.cluster, table, devices)
+
+
+def _chosen_run(run: RunConfig, study: StudyConfig, choice: Choice) -> RunConfig:
+    """What the user has given stays; workers that no trial is left for are not started."""
+    update: dict[str, Any] = {"mode": choice.setup.mode}
+    busy = math.ceil(study.trials / run.nodes)
+    if run.workers_per_node is None and run.workers_per_gpu is None:
+        if busy < choice.workers:
+            update["workers_per_node"] = busy
+        elif choice.setup.per_gpu > 1:
+            update["workers_per_gpu"] = choice.setup.per_gpu
+    return run.model_copy(update=update)
 
 
 def resumed_submission(options: argparse.Namespace) -> Submission:
@@ -91,7 +132,8 @@ def resumed_submission(options: argparse.Namespace) -> Submission:
     Raises:
         UserError: the folder is no study, or an option would change the study itself.
     """
-    for flag in ("study", "cluster", "data", "epochs", "mode", "workers", "folder", "name", "warm_start"):
+    fixed = ("study", "cluster", "data", "epochs", "mode", "workers", "workers_per_gpu", "throughput_table")
+    for flag in (*fixed, "folder", "name", "warm_start"):
         if getattr(options, flag) is not None:
             name = flag.replace("_", "-")
             hint = "; what a study searches stays as it is: for a changed search give a new study --warm-start FOLDER"

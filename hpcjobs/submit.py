@@ -12,14 +12,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from hpcjobs.config import CONTROL_CHARACTER, MODES, PartitionMode
+from hpcjobs.config import CONTROL_CHARACTER, MODES
 from hpcjobs.errors import UserError, run_entry
 from hpcjobs.load import nearest
 from hpcjobs.paths import StudyPaths
 from hpcjobs.plan import Plan
 from hpcjobs.preflight import check_slurm
 from hpcjobs.slurm import job_script, shell_line, step_command, worker_command
-from hpcjobs.submission import Submission, new_submission, resumed_submission
+from hpcjobs.submission import AUTO, Submission, new_submission, resumed_submission
 
 _EXAMPLES = """\
 examples:
@@ -71,9 +71,19 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--nodes", type=_positive, metavar="N", help="nodes, one array element each (default: 1)")
     parser.add_argument("--trials", type=_trials, metavar="N", help="trials of the study (default: the study file's)")
     parser.add_argument("--epochs", type=_positive, metavar="N", help="epochs of a trial (default: the study file's)")
-    parser.add_argument("--mode", type=_mode, help=f"partition mode of the GPUs: {', '.join(MODES)}")
+    parser.add_argument(
+        "--mode",
+        type=_mode,
+        help=f"partition mode of the GPUs: {', '.join(MODES)}; auto: what is fastest for this study",
+    )
+    parser.add_argument(
+        "--throughput-table", type=Path, metavar="JSON", help="for --mode auto (default: PROFILE.throughput.json)"
+    )
     parser.add_argument(
         "--workers", type=_positive, metavar="N", help="workers per node (default: one per logical GPU)"
+    )
+    parser.add_argument(
+        "--workers-per-gpu", type=_positive, metavar="K", help="workers on each logical GPU (default: 1)"
     )
     parser.add_argument("--folder", type=Path, metavar="F", help="the study's folder (default: runs/NAME-DATE-TIME)")
     parser.add_argument("--name", type=_name, help="the study's name (default: that of its file)")
@@ -126,7 +136,11 @@ def show(submission: Submission, console: Console) -> None:
     console.print(table)
     if plan.cluster is None and shutil.which("sbatch"):
         console.print("note: Slurm is here, but without --cluster the study runs on this machine alone", style="yellow")
-    if not submission.resumed and study.trials < 3 * plan.workers and plan.workers > 1:
+    if submission.choice is not None:
+        console.print(Text(f"mode auto: {submission.choice.reason}"))
+        for note in submission.choice.notes:
+            console.print(Text(f"note: {note}", style="yellow"))
+    elif not submission.resumed and study.trials < 3 * plan.workers and plan.workers > 1:
         console.print(
             f"note: {study.trials} trials for {plan.workers} workers leave the sampler little to learn from; "
             "it searches better with fewer workers or more trials",
@@ -136,7 +150,8 @@ def show(submission: Submission, console: Console) -> None:
 
 def workers_text(plan: Plan) -> str:
     memory = f", {plan.mem_gb_per_worker:.1f} GB" if plan.mem_gb_per_worker else ""
-    source = "one per logical GPU that is there; expected " if plan.workers_by_devices else ""
+    number = "one" if plan.workers_per_gpu == 1 else str(plan.workers_per_gpu)
+    source = f"{number} per logical GPU that is there; expected " if plan.workers_by_devices else ""
     return f"{source}{plan.workers_per_node} a node, each {_counted(plan.cores_per_worker, 'core')}{memory}"
 
 
@@ -230,12 +245,12 @@ def _trials(text: str) -> str:
     return text
 
 
-def _mode(text: str) -> PartitionMode:
-    for mode in MODES:
-        if mode == text.lower():
-            return mode
-    near = nearest(text.lower(), MODES)
-    raise argparse.ArgumentTypeError(f"found {text!r}; allowed: {', '.join(MODES)}{'; ' + near if near else ''}")
+def _mode(text: str) -> str:
+    allowed = (*MODES, AUTO)
+    if text.lower() in allowed:
+        return text.lower()
+    near = nearest(text.lower(), allowed)
+    raise argparse.ArgumentTypeError(f"found {text!r}; allowed: {', '.join(allowed)}{'; ' + near if near else ''}")
 
 
 def _name(text: str) -> str:

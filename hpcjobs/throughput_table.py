@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from hpcjobs.config import PartitionMode
 from hpcjobs.errors import UserError
+from hpcjobs.load import find_cluster
 from hpcjobs.throughput_plan import Setup, ThroughputFile, ThroughputPaths
 
 Status = Literal["ok", "oom", "failed", "not tried"]
@@ -115,6 +116,12 @@ class ThroughputTable:
         """The precision that is fastest in a cell of the printed tables; a row without a speed if none has one."""
         found = [row for p in self.precisions if (row := self.row(setup, batch_size, p)) is not None]
         return max(found, key=lambda row: row.speed(window) or 0.0, default=None)
+
+
+def beside_profile(name: str) -> Path:
+    """Where the table of a cluster is looked for: ``NAME.throughput.json`` beside its profile ``NAME.yaml``."""
+    profile = find_cluster(name)
+    return profile.with_name(f"{profile.stem}.throughput.json")
 
 
 def gather(paths: ThroughputPaths, file: ThroughputFile) -> ThroughputTable:

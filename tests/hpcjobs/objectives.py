@@ -128,3 +128,10 @@ def show_devices(params: dict[str, Any], context: Any) -> float:
 
 def device_fault(params: dict[str, Any], context: Any) -> float:
     raise RuntimeError("HIP error: an illegal memory access was encountered")
+
+
+def with_batch_size(params: dict[str, Any], context: Any) -> float:
+    return params["x"]
+
+
+with_batch_size.parameters = {"x": {"type": "float"}, "batch_size": {"type": "int", "default": 32}}  # type: ignore[attr-defined]

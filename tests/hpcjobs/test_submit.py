@@ -181,7 +181,7 @@ def test_a_mistake_ends_with_2_before_anything_is_made(
         (["--workers", "-1"], "argument --workers"),
         (["--trials", "0"], "argument --trials: found '0'"),
         (["--epochs", "many"], "argument --epochs: found 'many'"),
-        (["--mode", "cxp"], "argument --mode: found 'cxp'; allowed: spx, dpx, qpx, cpx; did you mean 'cpx'?"),
+        (["--mode", "cxp"], "argument --mode: found 'cxp'; allowed: spx, dpx, qpx, cpx, auto; did you mean 'cpx'?"),
         (["--name", "a\nb"], "argument --name"),
     ],
 )
