@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
-from rich.table import Table
 
 from hpcjobs.budget import FAILURE, HISTORY, RESULT, Counts, count
 from hpcjobs.config import Choice, StudyFile
 from hpcjobs.errors import run_entry
 from hpcjobs.owners import OWNER
 from hpcjobs.paths import StudyPaths, write_atomically
-from hpcjobs.progress import best_trial
+from hpcjobs.progress import best_trial, ordered_by_value
 from hpcjobs.study import OpenStudy, open_study
+from hpcjobs.trial_table import TrialTable
 
 TRIALS_SHOWN = 15
 
@@ -144,30 +144,19 @@ def summary(study: OpenStudy, best: FrozenTrial | None) -> dict[str, Any]:
 
 
 def show(study: OpenStudy, console: Console) -> None:
-    """The best trials as a table, then what failed."""
-    trials = [trial for trial in study.trials() if trial.values]
-    sign = -1.0 if study.file.study.direction == "maximize" else 1.0
-    trials.sort(key=lambda trial: (trial.state.name != "COMPLETE", sign * trial.values[0], trial.number))
+    """The best completed trials as a table, pruned ones only where none has completed, then what failed."""
+    everything = [trial for trial in study.trials() if trial.values]
+    completed = [trial for trial in everything if trial.state == TrialState.COMPLETE]
+    trials = ordered_by_value(completed or everything, study.file.study.direction)
     counts = count(study)
-    title = f"{study.file.name}: {counts.finished} of {counts.budget} trials have ended"
-    table = Table(title=title, title_style="bold")
-    names = list(study.file.study.parameters)
-    for name in ("trial", "state", "value", *names, "epochs"):
-        table.add_column(name, overflow="fold", justify="left" if name == "state" else "right")
-    for trial in trials[:TRIALS_SHOWN]:
-        values = [_short(trial.params.get(name)) for name in names]
-        cells = [str(trial.number), trial.state.name.lower(), _short(trial.values[0]), *values]
-        table.add_row(*cells, str(len(trial.intermediate_values)))
+    title = f"{study.file.name}: {counts.finished} of {counts.budget} trials have ended, {counts.pruned} of them pruned"
     if trials:
-        console.print(table)
+        names = list(study.file.study.parameters)
+        console.print(TrialTable(title, trials[:TRIALS_SHOWN], names, study.paths.trials_csv.name))
     if len(trials) > TRIALS_SHOWN:
-        console.print(f"and {len(trials) - TRIALS_SHOWN} more in {study.paths.trials_csv}")
+        console.print(f"and {len(trials) - TRIALS_SHOWN} more trials in {study.paths.trials_csv.name}", style="dim")
     for kind, number in sorted(counts.failures.items()):
         console.print(f"{number} x {kind}", style="yellow")
-
-
-def _short(value: object) -> str:
-    return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":

@@ -78,6 +78,15 @@ class StudyPaths:
     def summary(self) -> Path:
         return self.results / "summary.json"
 
+    @property
+    def report(self) -> Path:
+        """One page with everything in it."""
+        return self.results / "report.html"
+
+    @property
+    def figures(self) -> Path:
+        return self.results / "figures"
+
 
 def write_atomically(path: Path, data: bytes | str, *, durable: bool = True) -> None:
     """Write ``data`` under a temporary name beside ``path``, then rename it: readers see the old file or the new one.

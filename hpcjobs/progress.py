@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
@@ -63,13 +64,15 @@ class Snapshot:
         return {**asdict(self), "finished": self.finished, "budget": self.counts.budget}
 
 
+def ordered_by_value(trials: Iterable[FrozenTrial], direction: str) -> list[FrozenTrial]:
+    """Trials that have a value, the best first, of equals the earliest."""
+    sign = -1.0 if direction == "maximize" else 1.0
+    return sorted((trial for trial in trials if trial.values), key=lambda trial: (sign * trial.values[0], trial.number))
+
+
 def best_trial(study: OpenStudy) -> FrozenTrial | None:
     """The completed trial with the best value, the earliest of equals; None before one has completed."""
-    completed = [trial for trial in study.trials((TrialState.COMPLETE,)) if trial.values]
-    if not completed:
-        return None
-    sign = -1.0 if study.file.study.direction == "maximize" else 1.0
-    return min(completed, key=lambda trial: (sign * trial.values[0], trial.number))
+    return next(iter(ordered_by_value(study.trials((TrialState.COMPLETE,)), study.file.study.direction)), None)
 
 
 def node_state(report: NodeReport, silent_s: float | None) -> str:

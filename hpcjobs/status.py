@@ -8,25 +8,22 @@ import sys
 import time
 from pathlib import Path
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
 
 from hpcjobs import slurm_control
 from hpcjobs.errors import run_entry
-from hpcjobs.heartbeat import HeartbeatWatch, WorkerStatus
+from hpcjobs.heartbeat import HeartbeatWatch
 from hpcjobs.launch import recorded
 from hpcjobs.owners import process_start
 from hpcjobs.paths import StudyPaths
-from hpcjobs.progress import NodeLine, Snapshot, snapshot
+from hpcjobs.progress import Snapshot, snapshot
+from hpcjobs.status_view import one_line, render
 from hpcjobs.study import OpenStudy, open_study
 
 REFRESH_S = 2.0
 PLAIN_REFRESH_S = 10.0
 ASK_SLURM_S = 60.0
-NODES_SHOWN = 40
 
 _EXAMPLES = """\
 examples:
@@ -34,18 +31,6 @@ examples:
   python -m hpcjobs.status runs/experiment1 --once
   python -m hpcjobs.status runs/experiment1 --json
 """
-
-# one character and one colour for what a worker does
-_CELLS = {
-    "running": ("#", "green"),
-    "idle": (".", "cyan"),
-    "starting": ("+", "yellow"),
-    "stopping": ("~", "yellow"),
-    "waiting to restart": ("!", "red"),
-    "left out": ("x", "red"),
-    "ended": ("-", "dim"),
-}
-_LEGEND = "# running  . idle  + starting  ~ stopping  ! restarting  x left out  - ended"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -99,11 +84,12 @@ def _follow(study: OpenStudy, console: Console) -> Snapshot:
             now = snapshot(study, beats)
         console.print(render(now))
         return now
-    with Live(render(now), console=console, auto_refresh=False) as live:
+    with Live(render(now), console=console, auto_refresh=False, screen=True) as live:
         while not now.finished and jobs.any_left(now):
             time.sleep(REFRESH_S)
             now = snapshot(study, beats)
             live.update(render(now), refresh=True)
+    console.print(render(now))
     return now
 
 
@@ -146,82 +132,6 @@ class _Jobs:
         except slurm_control.SlurmUnavailableError:
             return True
         return any(state.state in slurm_control.ALIVE | slurm_control.WAITING for state in states)
-
-
-def duration(seconds: float | None) -> str:
-    """Seconds as people read them."""
-    if seconds is None:
-        return "unknown"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
-
-
-def one_line(now: Snapshot) -> str:
-    """The state of a study for a log."""
-    counts = now.counts
-    best = f"; best {now.best.value:.5g} (trial {now.best.number})" if now.best else ""
-    speed = f"; {now.images_per_s:.0f} images/s" if now.images_per_s else ""
-    failed = f", {counts.failed} failed" if counts.failed else ""
-    return (
-        f"{counts.finished}/{counts.budget} trials ended{failed}, {counts.running} running; "
-        f"epochs {now.epochs_done}/{now.epochs_total}{speed}{best}; left: {duration(now.time_left_s)}"
-    )
-
-
-def render(now: Snapshot) -> Group:
-    """The whole state of a study for a person."""
-    counts = now.counts
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_row("study", Text(f"{now.name}  {now.folder}", overflow="fold"))
-    table.add_row("", ProgressBar(total=max(1, counts.budget), completed=counts.finished, width=40))
-    trials = f"{counts.finished} of {counts.budget} ended: {counts.completed} completed, {counts.pruned} pruned, "
-    trials += f"{counts.failed} failed; {counts.running} running, {counts.waiting} waiting"
-    table.add_row("trials", trials)
-    if counts.failures:
-        kinds = ", ".join(f"{kind}: {number}" for kind, number in sorted(counts.failures.items()))
-        table.add_row("failures", f"{kinds} ({counts.recovered} went on under a new number)")
-    table.add_row("epochs", f"{now.epochs_done} of {now.epochs_total}")
-    if now.images_per_s:
-        table.add_row("speed", f"{now.images_per_s:,.0f} images/s")
-    if now.best:
-        values = ", ".join(f"{name}={_short(value)}" for name, value in now.best.params.items())
-        table.add_row("best", Text(f"{now.best.value:.6g} in trial {now.best.number}: {values}", overflow="fold"))
-    table.add_row("time left", "none" if now.finished else duration(now.time_left_s))
-    return Group(table, _node_table(now.nodes)) if now.nodes else Group(table, Text("no node has started yet"))
-
-
-def _node_table(nodes: list[NodeLine]) -> Group:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for column in ("element", "node", "mode", "state", "workers"):
-        table.add_column(column, overflow="fold")
-    # nodes that run come first: those are what a person looks for
-    shown = sorted(nodes, key=lambda line: line.state in ("ended", "gone"))[:NODES_SHOWN]
-    for line in shown:
-        report = line.report
-        state = line.state + (f" for {duration(line.silent_s)}" if line.state == "silent" else "")
-        if report.message:
-            state += f": {report.message}"
-        cells = Text.assemble(*[_CELLS.get(worker.state, ("?", "red")) for worker in report.workers])
-        table.add_row(report.element, report.node, report.mode or "", state, cells)
-    notes = [
-        Text(f"{line.report.element} worker {worker.worker}: {worker.message}", style="yellow")
-        for line in shown
-        for worker in line.report.workers
-        if _is_notable(worker)
-    ]
-    hidden = [Text(f"and {len(nodes) - len(shown)} more nodes")] if len(nodes) > len(shown) else []
-    return Group(table, *hidden, *notes, Text(_LEGEND, style="dim"))
-
-
-def _is_notable(worker: WorkerStatus) -> bool:
-    return worker.state == "left out" and bool(worker.message)
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
+from rich.console import Console
 
 from hpcjobs.budget import claim, finish
+from hpcjobs.collect import show
 from hpcjobs.failures import Failure, FailureClass
 from hpcjobs.load import write_study_file
 from hpcjobs.owners import Owner
 from hpcjobs.study import open_study
+from hpcjobs.text import number_text
+from tests.hpcjobs.night import make_night
 
 
 def collect(folder: Path) -> subprocess.CompletedProcess[str]:
@@ -78,3 +85,23 @@ def test_what_is_no_study_is_refused(tmp_path: Path) -> None:
         assert done.returncode == 2
         assert str(folder) in done.stderr
         assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("width", "hidden"), [(80, 2), (140, 0), (40, 6)])
+def test_the_table_fits_the_terminal_and_says_what_it_leaves_out(width: int, hidden: int, tmp_path: Path) -> None:
+    paths = make_night(tmp_path / "night", trials=40)
+    console = Console(width=width, file=io.StringIO(), highlight=False)
+    show(open_study(paths), console)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    rows = [line.split() for line in lines if re.match(r" +\d+ ", line)]
+    assert len(rows) == 15
+    assert {len(row) for row in rows} == {3 + 7 - hidden}
+    assert [float(row[1]) for row in rows] == sorted((float(row[1]) for row in rows), reverse=True)
+    assert (f"and {hidden} more parameters of each in trials.csv" in " ".join(" ".join(lines).split())) == bool(hidden)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(4.64213e-06, "4.642e-06"), (0.5, "0.5"), (12345.6, "12346"), (32, "32"), (None, "")]
+)
+def test_numbers_have_four_significant_digits(value: object, text: str) -> None:
+    assert number_text(value) == text

@@ -14,7 +14,8 @@ import pytest
 from hpcjobs.budget import count
 from hpcjobs.heartbeat import HeartbeatWatch, NodeReport, WorkerStatus, read_node, read_nodes
 from hpcjobs.progress import snapshot
-from hpcjobs.status import duration, one_line
+from hpcjobs.status_view import one_line
+from hpcjobs.text import duration
 
 
 def status(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,106 @@
+"""Entry: a study as one HTML page with its figures, also while it runs."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from hpcjobs.errors import run_entry
+from hpcjobs.paths import StudyPaths, write_atomically
+from hpcjobs.report_data import ReportData
+from hpcjobs.report_style import Painter, require_matplotlib, style
+from hpcjobs.study import OpenStudy, open_study
+
+_EXAMPLES = """\
+example:
+  python -m hpcjobs.report runs/experiment1
+  then open runs/experiment1/results/report.html in a browser; the figures lie beside it in results/figures
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m hpcjobs.report",
+        description="Write FOLDER/results/report.html, one file with everything in it, and its figures as PNGs.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", type=Path, help="the study's folder")
+    options = parser.parse_args(arguments)
+    study = open_study(StudyPaths(options.folder))
+    require_matplotlib()
+    write_report(study)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"report     {study.paths.report}\nfigures    {study.paths.figures}")
+    console.print(f"dashboard  {dashboard_command(study.paths)}")
+    return 0
+
+
+def write_report(study: OpenStudy) -> None:
+    """Write the page and its figures.
+
+    Raises:
+        UserError: matplotlib is not installed.
+    """
+    from hpcjobs import report_search, report_work
+    from hpcjobs.report_html import page
+
+    require_matplotlib()
+    data = ReportData.of(study)
+    folder = study.paths.figures
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted: list[tuple[bool, str, str, Painter, str]] = [
+        (bool(data.completed), "History", "history", report_search.history,
+         "Each completed trial, and the best value so far. Node-hours count from a node's first trial to its last."),
+        (bool(data.importances), "Parameters", "importances", report_search.importances,
+         "What parts the best tenth of the trials from all of them. It says nothing about parameters not searched."),
+        (bool(data.completed), "", "slices", report_search.slices,
+         "The star is the best trial. Axes leave out far outliers."),
+        (bool(data.completed), "", "parallel", report_search.parallel,
+         "A line is a trial; parameters with a logarithmic range have a logarithmic axis."),
+        (any(trial.intermediate_values for trial in data.trials), "Curves", "curves", report_search.curves,
+         "What trials reported after each epoch. A cross marks where the pruner gave a trial up."),
+        (bool(data.spans), "Work", "gantt", report_work.gantt,
+         "A lane is a worker, blank where it was idle. Lost: a fault of the machine took the trial, and it went on "
+         "elsewhere from its checkpoint; recovering: until that worker was at work again."),
+        (any(data.figures(trial).get("images_per_s") for trial in data.trials), "", "speed", report_work.speed,
+         "Images trained on in a second. Over time every trial counts with its own rate while it was at work."),
+        (bool(data.counts.failures), "Failures", "failures", report_work.failures,
+         "Out of GPU memory, diverged and objective errors are the trial's own fault; all others are not counted in "
+         "the budget."),
+    ]  # fmt: skip
+    figures = []
+    with style():
+        for there, heading, name, paint, caption in wanted:
+            path = folder / f"{name}.png"
+            if there:
+                paint(data, path)
+                figures.append((heading, path, caption))
+            else:
+                path.unlink(missing_ok=True)
+    write_atomically(study.paths.report, page(data, figures, _commands(study)))
+
+
+def dashboard_command(paths: StudyPaths) -> str:
+    """The command that shows the study in optuna-dashboard, which must be installed (the extra ``dashboard``)."""
+    return f"optuna-dashboard {shlex.quote(str(paths.journal))}"
+
+
+def _commands(study: OpenStudy) -> str:
+    folder = shlex.quote(str(study.paths.folder))
+    return "\n".join(
+        [
+            f"python -m hpcjobs.collect {folder}    # the best parameters as a file, all trials as a table",
+            f"python -m hpcjobs.final {folder}    # train with them on all data, test once on the evaluation set",
+            f"python -m hpcjobs.submit --resume {folder} --trials +50    # search on",
+            f"{dashboard_command(study.paths)}    # look into it with optuna-dashboard",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run_entry(main))

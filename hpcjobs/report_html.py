@@ -1,0 +1,142 @@
+"""The page of a report: one file with everything in it, for a browser without any network."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable
+from datetime import datetime
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from optuna.trial import FrozenTrial
+
+from hpcjobs.progress import ordered_by_value
+from hpcjobs.report_data import ReportData
+from hpcjobs.text import duration, number_text
+
+TRIALS_LISTED = 20
+
+_CSS = """
+:root { color-scheme: light; }
+body { font: 15px/1.5 system-ui, "DejaVu Sans", sans-serif; color: #222833; background: #f4f5f7; margin: 0; }
+main { max-width: 1180px; margin: 0 auto; padding: 20px 24px 60px; }
+h1 { font-size: 25px; margin: 0 0 2px; } h2 { font-size: 18px; margin: 30px 0 10px; }
+p.sub { color: #5a6472; margin: 0 0 16px; overflow-wrap: anywhere; }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(240px, 1fr)); gap: 10px; }
+.card, figure, .table { background: white; border: 1px solid #dfe3e8; border-radius: 8px; }
+.card { padding: 10px 14px; } .card b { display: block; font-size: 21px; font-weight: 600; }
+.card span { color: #5a6472; font-size: 12.5px; display: block; }
+figure { margin: 0 0 12px; padding: 8px 10px 4px; } figure img { width: 100%; height: auto; display: block; }
+figcaption { color: #5a6472; font-size: 13px; padding: 4px 6px 6px; }
+.table { overflow-x: auto; padding: 4px 10px 8px; margin-bottom: 12px; }
+table { border-collapse: collapse; font-size: 13px; white-space: nowrap; }
+th, td { padding: 4px 12px 4px 0; text-align: right; border-bottom: 1px solid #edf0f3; }
+th:first-child, td:first-child { text-align: left; } td.text { text-align: left; white-space: normal; }
+th.text { text-align: left; }
+pre { background: #222833; color: #f4f5f7; padding: 10px 14px; border-radius: 8px; overflow-x: auto; font-size: 13px; }
+.two { display: grid; grid-template-columns: minmax(300px, 1fr) 2fr; gap: 12px; align-items: start; }
+"""
+
+
+def page(data: ReportData, figures: Iterable[tuple[str, Path, str]], commands: str) -> str:
+    """The whole page. ``figures`` are (heading, PNG, caption); an empty heading stays under the one before."""
+    parts = [
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>",
+        f"<title>{escape(data.file.name)}: report</title><style>{_CSS}</style></head><body><main>",
+        f"<h1>{escape(data.file.name)}</h1><p class='sub'>{escape(_subtitle(data))}</p>",
+        _cards(data),
+        f"<h2>Best parameters</h2>{_best(data)}",
+    ]
+    for heading, image, caption in figures:
+        if heading:
+            parts.append(f"<h2>{escape(heading)}</h2>")
+        encoded = base64.b64encode(image.read_bytes()).decode()
+        parts.append(
+            f"<figure><img alt='{escape(heading or caption)}' src='data:image/png;base64,{encoded}'>"
+            f"<figcaption>{escape(caption)}</figcaption></figure>"
+        )
+    parts += [f"<h2>The best trials</h2>{_trials(data)}", _failures(data)]
+    parts += [f"<h2>Go on</h2><pre>{escape(commands)}</pre></main></body></html>"]
+    return "\n".join(parts) + "\n"
+
+
+def _subtitle(data: ReportData) -> str:
+    study = data.file.study
+    where = f"cluster {data.file.cluster.name}" if data.file.cluster else "one machine"
+    state = "finished" if data.counts.left == 0 else f"still running: {data.counts.left} trials are left"
+    return (
+        f"{study.objective}, {study.direction}; sampler {study.sampler.name}, pruner {study.pruner.name}; {where}; "
+        f"{state}; written {datetime.now():%Y-%m-%d %H:%M}"
+    )
+
+
+def _cards(data: ReportData) -> str:
+    counts, nodes = data.counts, {node.node for node in data.nodes}
+    epochs = sum(len(trial.intermediate_values) for trial in data.trials)
+    rates = [rate for trial in data.trials if (rate := data.figures(trial).get("images_per_s"))]
+    cards = [
+        ("best value", number_text(data.best.values[0]) if data.best else "none", _trial_name(data.best)),
+        ("trials", f"{counts.finished} of {counts.budget}",
+         f"{counts.completed} completed, {counts.pruned} pruned, {counts.failed} failed"),
+        ("time", duration(data.end - data.start), f"{epochs} of {counts.budget * data.file.study.epochs} epochs"),
+        ("node-hours", number_text(data.node_hours), f"on {len(nodes)} node{'s' * (len(nodes) != 1)}"),
+        ("workers at work", f"{data.busy_share:.0%}", f"{number_text(data.busy_hours)} worker-hours in trials"),
+        ("went on after a fault", str(counts.recovered), "trials, under a new number"),
+    ]  # fmt: skip
+    if data.gpu_hours:
+        cards.insert(4, ("GPU-hours", number_text(data.gpu_hours), "of whole GPUs, while nodes were held"))
+    if rates:
+        cards.append(("speed of a trial", f"{sum(rates) / len(rates):,.0f}", "images/s, mean"))
+    return "<div class='cards'>" + "".join(
+        f"<div class='card'><span>{escape(name)}</span><b>{escape(value)}</b><span>{escape(note)}</span></div>"
+        for name, value, note in cards
+    ) + "</div>"  # fmt: skip
+
+
+def _trial_name(trial: FrozenTrial | None) -> str:
+    return f"in trial {trial.number}" if trial else "no trial has completed"
+
+
+def _best(data: ReportData) -> str:
+    if data.best is None:
+        return "<p>No trial has completed yet.</p>"
+    rows = [
+        [name, number_text(value), number_text(data.file.defaults.get(name)), f"{data.importances.get(name, 0):.0%}"]
+        for name, value in data.best.params.items()
+    ]
+    figures = [[name, number_text(value)] for name, value in data.figures(data.best).items()]
+    parameters = _table(["parameter", "best", "default", "importance"], rows)
+    return f"<div class='two'>{_table(['figure', 'value'], figures)}{parameters}</div>" if figures else parameters
+
+
+def _trials(data: ReportData) -> str:
+    best = ordered_by_value(data.completed, data.file.study.direction)[:TRIALS_LISTED]
+    names = list(data.parameters)
+    rows = [
+        [str(trial.number), number_text(trial.values[0]), *(number_text(trial.params.get(name)) for name in names),
+         duration(trial.duration.total_seconds() if trial.duration else None)]
+        for trial in best
+    ]  # fmt: skip
+    return _table(["trial", "value", *names, "took"], rows)
+
+
+def _failures(data: ReportData) -> str:
+    failed = [trial for trial in data.trials if trial.state.name == "FAIL"]
+    if not failed:
+        return ""
+    rows = []
+    for trial in failed[-TRIALS_LISTED:]:
+        failure: dict[str, Any] = trial.user_attrs.get("hpcjobs:failure") or {}
+        rows.append([str(trial.number), failure.get("class", "unknown"), failure.get("message", "")])
+    return f"<h2>Failed trials</h2>{_table(['trial', 'class', 'message'], rows, text_from=1)}"
+
+
+def _table(header: list[str], rows: list[list[str]], text_from: int = 1000) -> str:
+    def cells(tag: str, row: list[str]) -> str:
+        marks = [" class='text'" if index >= text_from else "" for index in range(len(row))]
+        return "".join(f"<{tag}{mark}>{escape(cell)}</{tag}>" for mark, cell in zip(marks, row, strict=True))
+
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    return f"<div class='table'><table><tr>{cells('th', header)}</tr>{body}</table></div>"

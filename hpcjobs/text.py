@@ -1,0 +1,24 @@
+"""Numbers and times as people read them."""
+
+from __future__ import annotations
+
+
+def number_text(value: object) -> str:
+    """A value with at most four significant digits; nothing for None."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        # 12000.0 is no 1.2e+04
+        return f"{value:.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:.4g}"
+    return str(value)
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds in the two units that matter."""
+    if seconds is None:
+        return "unknown"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

@@ -1,0 +1,170 @@
+"""The report of a study: what its timeline says, that the page holds everything, and how it looks in a browser."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcjobs.paths import StudyPaths
+from hpcjobs.report import write_report
+from hpcjobs.report_data import ReportData
+from hpcjobs.report_timeline import node_hours_at, node_spans, read_spans, recoveries, spans_of
+from hpcjobs.study import open_study
+from tests.hpcjobs.night import make_night
+
+OWNER = {"element": "7_0", "node": "gpu1", "worker": 2, "token": "t"}
+
+
+def stamp(second: int) -> str:
+    return f"2026-05-04T22:00:{second:02d}+00:00"
+
+
+def owner(trial: int, worker: int = 2) -> dict[str, Any]:
+    return {"trial_id": trial, "user_attr": {"hpcjobs:owner": {**OWNER, "worker": worker}}}
+
+
+def begins(trial: int, second: int) -> dict[str, Any]:
+    return {"trial_id": trial, "state": 0, "datetime_start": stamp(second)}
+
+
+def ends(trial: int, state: int, second: int) -> dict[str, Any]:
+    return {"trial_id": trial, "state": state, "datetime_complete": stamp(second)}
+
+
+def failure(trial: int, kind: str) -> dict[str, Any]:
+    return {"trial_id": trial, "user_attr": {"hpcjobs:failure": {"class": kind}}}
+
+
+@pytest.fixture(scope="module")
+def night(tmp_path_factory: pytest.TempPathFactory) -> StudyPaths:
+    return make_night(tmp_path_factory.mktemp("night") / "une <b>nuit</b> & co", trials=60)
+
+
+@pytest.fixture(scope="module")
+def page(night: StudyPaths) -> str:
+    write_report(open_study(night))
+    return night.report.read_text()
+
+
+def test_each_stretch_of_work_is_a_span_with_how_it_ended() -> None:
+    waiting = {"trial_id": 0, "state": 4}
+    records = [
+        owner(0), begins(0, 1), waiting, owner(1), begins(1, 5), ends(1, 2, 9), owner(0), begins(0, 10),
+        failure(0, "diverged"), ends(0, 3, 12), owner(2), begins(2, 13),
+    ]  # fmt: skip
+    spans = spans_of(records, now=ends_at(20))
+    assert [(span.trial, span.outcome, round(span.seconds)) for span in spans] == [
+        (0, "handed back", 0), (1, "pruned", 4), (0, "failed", 2), (2, "running", 7),
+    ]  # fmt: skip
+    assert {(span.element, span.node, span.worker) for span in spans} == {("7_0", "gpu1", 2)}
+
+
+def ends_at(second: int) -> float:
+    from datetime import datetime
+
+    return datetime.fromisoformat(stamp(second)).timestamp()
+
+
+def test_a_fault_of_the_machine_is_a_loss_and_the_time_until_the_worker_works_again_a_recovery() -> None:
+    records = [
+        owner(0),
+        begins(0, 1),
+        failure(0, "worker died"),
+        ends(0, 3, 8),
+        owner(1),
+        begins(1, 20),
+        ends(1, 1, 30),
+    ]
+    spans = spans_of(records, now=0.0)
+    assert spans[0].outcome == "lost"
+    assert [(span.outcome, span.seconds) for span in recoveries(spans)] == [("recovering", 12.0)]
+
+
+def test_node_hours_grow_from_a_nodes_first_trial_to_its_last() -> None:
+    records = [owner(0), begins(0, 0), owner(1, worker=3), begins(1, 10), ends(0, 1, 36), ends(1, 1, 46)]
+    nodes = node_spans(spans_of(records, now=0.0))
+    assert [(node.element, node.workers, round(node.hours * 3600)) for node in nodes] == [("7_0", 2, 46)]
+    assert node_hours_at(nodes, ends_at(18)) * 3600 == pytest.approx(18)
+
+
+def test_the_timeline_of_a_real_study_has_every_trial_once(studies: Any) -> None:
+    study = studies.create("dying_once", trials=2)
+    studies.launch(study)
+    studies.finish(study)
+    spans = read_spans(study.paths.journal, now=0.0)
+    assert sorted(span.outcome for span in spans) == ["completed", "completed", "lost", "lost"]
+    assert all(span.seconds >= 0 for span in spans)
+
+
+def test_a_recovered_trial_counts_once(night: StudyPaths) -> None:
+    data = ReportData.of(open_study(night))
+    assert len(data.trials) == 60
+    assert len(data.trials) == data.counts.budget
+    assert data.counts.recovered > 0
+    assert data.best is not None
+    assert data.best.values[0] == max(value for _, value in data.best_so_far)
+    assert sum(data.importances.values()) == pytest.approx(1.0)
+    assert 0.5 < data.busy_share <= 1.0
+
+
+def test_the_page_needs_nothing_beside_it(page: str) -> None:
+    assert page.count("data:image/png;base64,") == 8
+    assert not re.search(r"(src|href)='(?!data:)", page)
+    assert "://" not in page
+
+
+def test_names_cannot_write_into_the_page(page: str, night: StudyPaths) -> None:
+    assert "<b>nuit</b>" not in page
+    assert "optuna-dashboard" in page
+
+
+def test_best_trials_failures_and_cost_are_told(page: str, night: StudyPaths) -> None:
+    data = ReportData.of(open_study(night))
+    assert data.best is not None
+    text = re.sub(r"<[^>]+>", " ", page)
+    for wanted in (
+        f"in trial {data.best.number}",
+        "node-hours",
+        "GPU-hours",
+        "OutOfMemoryError",
+        "60 of 60",
+    ):
+        assert wanted in text
+
+
+def test_a_study_without_a_completed_trial_has_a_report(studies: Any) -> None:
+    study = studies.create("quadratic")
+    write_report(study)
+    assert "No trial has completed yet" in study.paths.report.read_text()
+    assert list(study.paths.figures.iterdir()) == []
+
+
+def test_without_matplotlib_the_extra_is_named(night: StudyPaths) -> None:
+    program = "import sys; sys.modules['matplotlib'] = None; from hpcjobs import report, errors\n"
+    program += f"sys.exit(errors.run_entry(lambda: report.main([{str(night.folder)!r}])))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "pip install 'hpcjobs[plots]'" in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+def test_a_browser_shows_the_page_without_sideways_scrolling(page: str, night: StudyPaths, tmp_path: Path) -> None:
+    """Rendered at the width of a laptop: the document is no wider than the window, and no picture is broken."""
+    script = """<script>addEventListener('load', () => { const images = [...document.images];
+      document.title = [document.documentElement.scrollWidth <= innerWidth,
+      images.length, images.every(i => i.naturalWidth > 500)].join() })</script></body>"""
+    probe = tmp_path / "page.html"
+    probe.write_text(page.replace("</body>", script))
+    done = subprocess.run(
+        ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+         "--disable-background-networking", "--disable-component-update", "--disable-sync",
+         f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1366,768", "--dump-dom", probe.as_uri()],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert "<title>true,8,true</title>" in done.stdout, done.stderr[-2000:]
