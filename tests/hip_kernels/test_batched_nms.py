@@ -101,6 +101,17 @@ def test_views_with_any_strides_are_read_right(device: str) -> None:
     check(buffer[1:].view_as(boxes), scores, classes, 0.4, 60)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available() or not hip_kernels.is_built("cuda"), reason="needs a GPU")
+def test_the_host_does_not_wait_for_the_device() -> None:
+    arguments = random_boxes(2, 300, "cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        hip_kernels.batched_nms(*arguments, 0.5, 50)
+        hip_kernels.voxelize_padded(arguments[0][0], [1.0, 1, 1], [0.0, 0, 0, 100, 100, 100], 5, 100)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
