@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+import hip_kernels
 from autospeed_model.iou import pairwise_iou
 
 BLOCK = 512
@@ -28,13 +29,15 @@ class Detections(NamedTuple):
 
 @torch.no_grad()
 def suppress(outputs: Tensor, confidence: float = 0.001, iou: float = 0.65, limit: int = 300) -> Detections:
-    """Keep the best of overlapping boxes of one class.
+    """Keep the best of overlapping boxes of one class. On a GPU by the kernel of :mod:`hip_kernels`, if it is built.
 
     :param outputs: (B, 4 + nc, A): centre x, centre y, width, height, probability per class
     :param confidence: boxes of a probability at or below it are dropped
     :param iou: a box is dropped that overlaps a better one of its class by more
     :param limit: D
     """
+    if hip_kernels.is_built("cuda") and outputs.is_cuda:
+        return suppress_fused(outputs, confidence, iou, limit)
     batch, _, anchors = outputs.shape
     scores, order = outputs[:, 4:].flatten(1).sort(dim=1, descending=True, stable=True)
     available = (scores > confidence).sum(dim=1)
@@ -53,6 +56,23 @@ def suppress(outputs: Tensor, confidence: float = 0.001, iou: float = 0.65, limi
         if bool(((count == limit) | (available <= end)).all()):
             break
     return Detections(rows[:, :limit].clone(), count)
+
+
+def suppress_fused(outputs: Tensor, confidence: float = 0.001, iou: float = 0.65, limit: int = 300) -> Detections:
+    """What :func:`suppress` computes, without a single wait for the device."""
+    batch, channels, anchors = outputs.shape
+    classes = channels - 4
+    centre, half = outputs[:, :2], outputs[:, 2:4] / 2
+    boxes = torch.cat((centre - half, centre + half), dim=1).transpose(1, 2).repeat(1, classes, 1)
+    scores = outputs[:, 4:].flatten(1)
+    labels = torch.arange(classes, device=outputs.device).repeat_interleave(anchors).repeat(batch, 1)
+    candidates = torch.where(scores > confidence, scores, -torch.inf)
+    index, counts = hip_kernels.batched_nms(boxes, candidates, labels, iou, limit)
+    place = index.clamp(min=0)
+    kept = boxes.gather(1, place.unsqueeze(2).expand(-1, -1, 4))
+    about = torch.stack((scores.gather(1, place), labels.gather(1, place).to(scores.dtype)), dim=2)
+    rows = torch.where((index >= 0).unsqueeze(2), torch.cat((kept, about), dim=2), 0.0)
+    return Detections(rows, counts)
 
 
 def _candidate_rows(outputs: Tensor, order: Tensor, scores: Tensor, anchors: int) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from autospeed_model import nms
 from autospeed_model.iou import pairwise_iou
-from autospeed_model.nms import suppress
+from autospeed_model.nms import suppress, suppress_fused
 
 
 def test_kept_boxes_are_the_golden_ones(golden: Callable[[str], dict[str, np.ndarray]]) -> None:
@@ -74,3 +74,16 @@ def test_an_image_without_candidates_beside_a_crowded_one() -> None:
 def test_an_empty_batch_and_no_anchors(shape: tuple[int, int, int]) -> None:
     found = suppress(torch.zeros(shape))
     assert found.rows.shape == (shape[0], 300, 6) and not found.counts.any()
+
+
+@pytest.mark.parametrize("limit", [5, 300])
+def test_the_kernels_operation_keeps_the_same_boxes(limit: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    corner = torch.rand(3, 2, 60, generator=generator) * 40
+    extent = 5 + torch.rand(3, 2, 60, generator=generator) * 30
+    scores = torch.rand(3, 2, 60, generator=generator).round(decimals=1)  # with equal ones
+    scores[2] = 0
+    outputs = torch.cat((corner, extent, scores), dim=1)
+    found, expected = suppress_fused(outputs, limit=limit), suppress(outputs, limit=limit)
+    assert torch.equal(found.counts, expected.counts)
+    torch.testing.assert_close(found.rows, expected.rows)
