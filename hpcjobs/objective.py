@@ -4,6 +4,7 @@
 
 - ``parameters``: a mapping of each known name to ``{"default", "type", "min", "max", "choices"}``, all optional;
 - ``needs_data``: true if it cannot do without ``--data``;
+- ``environment``: variables that it sets itself unless they are set, for people to read in ``submit --dry-run``;
 - ``memory``: what a training needs, ``{"device_fixed_gb", "device_gb_per_image", "host_gb"}``, all optional;
 - ``imports``: modules that it imports when it runs, for a worker to import before its first trial.
 """
@@ -17,7 +18,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ class Declaration:
 
     parameters: Mapping[str, Mapping[str, Any]] | None
     needs_data: bool
+    environment: Mapping[str, str] = field(default_factory=dict)
     memory: Mapping[str, float] | None = None
 
 
@@ -82,6 +84,7 @@ def describe(text: str) -> dict[str, Any]:
         "parameters": None if declared is None else {str(name): dict(info) for name, info in declared.items()},
         "needs_data": bool(getattr(function, "needs_data", False)),
         "memory": getattr(function, "memory", None),
+        "environment": {str(name): str(value) for name, value in getattr(function, "environment", {}).items()},
         "module_file": getattr(sys.modules.get(function.__module__), "__file__", None),
     }
 
@@ -118,7 +121,7 @@ def inspect_objective(text: str, python: str | None = None) -> Declaration:
             f"objective: {text!r} cannot be imported with {command[0]}; correct the module; it says:\n  {tail}"
         )
     found = json.loads(answer)
-    return Declaration(found["parameters"], found["needs_data"], memory=found["memory"])
+    return Declaration(found["parameters"], found["needs_data"], found["environment"], found["memory"])
 
 
 def main(arguments: list[str] | None = None) -> int:

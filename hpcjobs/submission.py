@@ -7,7 +7,8 @@ import datetime
 import math
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ class Submission:
     more_trials: int = 0
     choice: Choice | None = None  # the answer to --mode auto
     warm_start: StudyPaths | None = None
+    objective_sets: Mapping[str, str] = field(default_factory=dict)  # variables, as it declares them
 
 
 def new_submission(options: argparse.Namespace) -> Submission:
@@ -101,7 +103,7 @@ def new_submission(options: argparse.Namespace) -> Submission:
         choice = _choose(options, file, declaration)
         file = file.model_copy(update={"run": _chosen_run(run, study, choice)})
         plan = make_plan(file, local_cores=available_cores())
-    return Submission(paths, file, plan, choice=choice, warm_start=warm_start)
+    return Submission(paths, file, plan, choice=choice, warm_start=warm_start, objective_sets=declaration.environment)
 
 
 def _choose(options: argparse.Namespace, file: StudyFile, declaration: Declaration) -> Choice:

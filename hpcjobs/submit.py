@@ -167,6 +167,10 @@ def show_dry_run(submission: Submission, console: Console) -> None:
             print(f"\n# sbatch text, job array {index + 1} of {len(plan.arrays)}")
             print(job_script(plan, paths, elements, working_folder))
         print(f"# one step, started by the node agent\n{shell_line(step_command(plan, paths, '%A_%a', 0))}")
+    if submission.objective_sets:
+        print("\n# the objective sets in each worker, unless the profile's environment does")
+        for name, value in submission.objective_sets.items():
+            print(f"{name}={value}")
     print("\nnothing was made or submitted (--dry-run)")
 
 

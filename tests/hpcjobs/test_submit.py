@@ -19,6 +19,7 @@ MODULE = """\
 def train(params, context):
     return params["x"]
 train.parameters = {"x": {"type": "float", "min": 0.0, "max": 1.0}}
+train.environment = {"MY_SWITCH": "1"}
 def hungry(params, context):
     return 0.0
 hungry.needs_data = True
@@ -109,6 +110,7 @@ def test_a_dry_run_shows_plan_script_and_step_and_makes_nothing(
         "#SBATCH --account='p 1'",
         "#SBATCH --constraint=cpx",
         f"#SBATCH --chdir={shlex.quote(str(project))}",
+        "MY_SWITCH=1",
         "nothing was made or submitted (--dry-run)",
     ):
         assert line in out.splitlines()
