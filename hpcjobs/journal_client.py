@@ -14,8 +14,7 @@ SOCKET_VARIABLE = "HPCJOBS_JOURNAL_SOCKET"
 
 REQUEST = struct.Struct("<I?")  # length of the lines, synced
 REPLY = struct.Struct("<BHQ")  # what, length of the text, inode that the journal has
-DONE, WAITING, FAILED, HELLO = range(4)
-_HELLO_TIMEOUT_S = 1.0
+DONE, WAITING, FAILED = range(3)
 _RETRY_AFTER_S = 1.0
 _RETRY_STALLED_AFTER_S = 30.0
 
@@ -40,22 +39,19 @@ class JournalClient:
         self._not_before = 0.0
 
     def available(self) -> bool:
-        """Whether a server answers; asks a failed one again only after a while."""
+        """Whether a server listens; a failed one is asked again only after a while."""
         if self._socket is not None:
             return True
         if time.monotonic() < self._not_before:
             return False
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.settimeout(_HELLO_TIMEOUT_S)
+        connection.settimeout(self._patience_s)
         try:
             connection.connect(self._path)
-            if _receive(connection, REPLY.size) != REPLY.pack(HELLO, 0, 0):
-                raise ServerGoneError("not a journal server")
         except OSError as error:
             connection.close()
             self._rest_after(error)
             return False
-        connection.settimeout(self._patience_s)
         self._socket = connection
         return True
 

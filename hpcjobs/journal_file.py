@@ -103,6 +103,7 @@ class FileBackend(BaseJournalBackend):
         self._exclusive = threading.RLock()
         self._depth = 0
         self._end = 0  # where the file ends, while the lock is held
+        self._sync_due = False
         self._counters: dict[str, int] = {}
 
     @property
@@ -260,12 +261,13 @@ class FileBackend(BaseJournalBackend):
         pause = 0.1
         while True:
             try:
-                with self.exclusive():
+                with self._locked():
                     start = self._end
                     data = b"".join(lines() if since is None else self._missing(lines(), since))
                     if data:
-                        self._append_locked(data, synced or self._always_sync)
-                return
+                        self._append_locked(data)
+                    self._sync_due |= synced
+                break
             except FencedError:
                 if self._depth:  # what was read in the exclusive section around us may be wrong
                     raise
@@ -276,15 +278,16 @@ class FileBackend(BaseJournalBackend):
                 self._on_status(f"{self.path}: {os.strerror(error.errno)}; waiting for room to go on")
                 time.sleep(pause)
                 pause = min(2 * pause, 5.0)
+        self._sync_if_due()
 
-    def _append_locked(self, data: bytes, synced: bool) -> None:
+    def _append_locked(self, data: bytes) -> None:
         descriptor = self._lock.descriptor
         self._cut_torn_tail()
         try:
             written = 0
             while written < len(data):
                 written += os.write(descriptor, data[written:])
-            if synced:
+            if self._always_sync:
                 os.fdatasync(descriptor)
         except OSError:
             os.ftruncate(descriptor, self._end)
@@ -292,9 +295,27 @@ class FileBackend(BaseJournalBackend):
         self._lock.confirm()
         self._end += len(data)
 
+    def _sync_if_due(self) -> None:
+        """Not while the lock is held: a sync takes many times as long as an append, and syncs of many nodes overlap."""
+        if self._sync_due and not self._depth:
+            self._sync_due = False
+            self.sync()
+
+    def sync(self) -> None:
+        """Return when all that is in the file is on the disk, by whomever it was written."""
+        os.fdatasync(self._descriptor)
+
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Hold the lock: what is read inside stays true until the block ends. Appends inside do not lock again."""
+        try:
+            with self._locked():
+                yield
+        finally:
+            self._sync_if_due()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
         with self._exclusive:
             if self._depth == 0:
                 self._lock.acquire()

@@ -1,8 +1,9 @@
 """Group commit: one process of a node appends for all its workers.
 
-Workers send finished lines over a local socket. Whatever arrived while a round was under way goes into the next round:
-one lock, one append, one sync for all of it, then every worker gets its answer. So a node asks for the journal's lock
-once per round, not once per record, and the folder stays the only place where nodes meet.
+Workers send finished lines over a local socket. Whatever arrives until the lock is had goes into one round: one lock,
+one append and one sync for all of it. So a node asks for the journal's lock once per round, not once per record, and
+the folder stays the only place where nodes meet. The lock is free again before the sync, and who needs no sync has its
+answer by then.
 
 The server keeps nothing: it has answered only what is in the file. If it dies, stalls or was never there, a worker
 takes the lock itself. A request must then not be written twice, and two facts see to it:
@@ -28,7 +29,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpcjobs.journal_client import DONE, FAILED, HELLO, REPLY, REQUEST, WAITING
+from hpcjobs.journal_client import DONE, FAILED, REPLY, REQUEST, WAITING
 from hpcjobs.journal_file import FileBackend, lock_for
 from hpcjobs.paths import StudyPaths
 
@@ -37,7 +38,7 @@ log = logging.getLogger(__name__)
 _LARGEST_REQUEST = 256 << 20
 
 
-@dataclass
+@dataclass(eq=False)
 class _Connection:
     socket: socket.socket
     received: bytearray = field(default_factory=bytearray)
@@ -93,6 +94,7 @@ class JournalServer:
         )
         self._selector = selectors.DefaultSelector()
         self._round: list[_Connection] = []
+        self._stopping = False
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._thread = threading.Thread(target=self._serve, name="journal server", daemon=True)
 
@@ -124,7 +126,8 @@ class JournalServer:
 
     def _serve(self) -> None:
         try:
-            while self._collect():
+            while not self._stopping:
+                self._collect(None)
                 if self._round:
                     self._commit()
         finally:
@@ -133,20 +136,19 @@ class JournalServer:
             self._selector.close()
             self.socket_path.unlink(missing_ok=True)
 
-    def _collect(self) -> bool:
-        """Wait for requests and put them into the round; False when the server is to stop."""
-        for key, _ in self._selector.select():
+    def _collect(self, timeout_s: float | None) -> None:
+        """Put the requests that are there into the round; without a timeout, wait for one."""
+        for key, _ in self._selector.select(timeout_s):
             if key.fileobj is self._wake_reader:
-                return False
-            if key.fileobj is self._listener:
+                self._stopping = True
+            elif key.fileobj is self._listener:
                 self._accept()
-                continue
-            connection: _Connection = key.data
-            if not connection.take():
-                self._drop(connection)
-            elif connection.request is not None:
-                self._round.append(connection)
-        return True
+            else:
+                connection: _Connection = key.data
+                if not connection.take():
+                    self._drop(connection)
+                elif connection.request is not None:
+                    self._round.append(connection)
 
     def _accept(self) -> None:
         accepted, _ = self._listener.accept()
@@ -154,29 +156,39 @@ class JournalServer:
         if struct.unpack("3i", credentials)[1] != os.getuid():
             accepted.close()
             return
-        connection = _Connection(accepted)
-        if connection.reply(HELLO):
-            accepted.setblocking(False)
-            self._selector.register(accepted, selectors.EVENT_READ, connection)
+        accepted.setblocking(False)
+        self._selector.register(accepted, selectors.EVENT_READ, _Connection(accepted))
 
     def _drop(self, connection: _Connection) -> None:
         self._selector.unregister(connection.socket)
         connection.socket.close()
+        if connection.request is not None:
+            self._round.remove(connection)
 
     def _commit(self) -> None:
-        """One lock, one append, one sync for all requests of the round."""
-        what, text = DONE, ""
+        """One lock and one append for all requests of the round, and one sync for those that ask for it."""
         try:
-            self._backend.append(self._requests_of_the_living, synced=any(each.synced for each in self._round))
+            self._backend.append(self._requests_of_the_living, synced=False)
+            self._answer(DONE, unsynced_only=True)
+            if self._round:
+                self._backend.sync()
         except OSError as error:
             log.exception("the journal's server could not append")
-            what, text = FAILED, str(error)
+            self._answer(FAILED, str(error))
+        self._answer(DONE)
+
+    def _answer(self, what: int, text: str = "", unsynced_only: bool = False) -> None:
+        waiting = []
         for connection in self._round:
-            connection.request = None
-            connection.reply(what, text, self._backend.inode)
-        self._round = []
+            if unsynced_only and connection.synced:
+                waiting.append(connection)
+            else:
+                connection.request = None
+                connection.reply(what, text, self._backend.inode)
+        self._round = waiting
 
     def _requests_of_the_living(self) -> list[bytes]:
+        self._collect(0)
         self._round = [connection for connection in self._round if connection.is_open()]
         return b"".join(connection.request or b"" for connection in self._round).splitlines(keepends=True)
 
