@@ -36,7 +36,7 @@ def _left(paths: ThroughputPaths, file: ThroughputFile, mode: PartitionMode | No
 
 
 def submit_jobs(paths: ThroughputPaths, file: ThroughputFile) -> dict[str, str]:
-    """Submit a job for each mode of which cells are left, unless one is queued; returns the jobs by mode.
+    """Submit a job for each mode of which cells are left, unless one is queued; returns the new jobs by mode.
 
     Raises:
         UserError: sbatch refused one.
@@ -44,7 +44,7 @@ def submit_jobs(paths: ThroughputPaths, file: ThroughputFile) -> dict[str, str]:
     import submitit
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-    known = recorded(paths)
+    known, new = recorded(paths), {}
     for mode in open_modes(paths, file):
         name = mode or "as-is"
         if name in known and _alive([known[name]]):
@@ -53,14 +53,14 @@ def submit_jobs(paths: ThroughputPaths, file: ThroughputFile) -> dict[str, str]:
         executor = submitit.SlurmExecutor(folder=paths.submitit, python=agent_python(plan))
         executor.update_parameters(**submitit_parameters(plan, file.working_folder))
         try:
-            known[name] = str(executor.submit(run_in_job, str(paths.folder), mode).job_id)
+            new[name] = str(executor.submit(run_in_job, str(paths.folder), mode).job_id)
         except (FailedJobError, FailedSubmissionError) as error:
             raise UserError(
                 f"sbatch refused the job of mode {name}: {str(error).strip()}\nThe experiment is kept; correct the "
                 f"profile and begin a new one, or go on with --resume {paths.folder}"
             ) from None
-        write_atomically(paths.jobs, json.dumps(known))
-    return known
+        write_atomically(paths.jobs, json.dumps({**known, **new}))
+    return new
 
 
 def recorded(paths: ThroughputPaths) -> dict[str, str]:
