@@ -31,10 +31,6 @@ class Graphed:
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
 
-    @property
-    def captured(self) -> bool:
-        return self._graph is not None
-
     def __call__(self) -> None:
         if self._graph is None and self._calls < WARM_UP_CALLS:
             self._calls += 1
