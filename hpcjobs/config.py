@@ -24,7 +24,12 @@ OWN_SBATCH_OPTIONS = frozenset(
     {"array", "cpus-per-task", "error", "job-name", "nodes", "ntasks", "ntasks-per-node"}
     | {"open-mode", "output", "signal", "time", "wrap"}
 )
-CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]")
+# with those of terminals (C1) and halves of characters, which no file or terminal can hold
+CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+# of samplers, journals and spreadsheets that calculate in double precision
+LARGEST_WHOLE = 2**53
+# every trial waits in the journal from the start
+MOST_TRIALS = 1_000_000
 
 
 def mistake(key: str | tuple[str, ...], found: object, allowed: str, remedy: str = "") -> PydanticCustomError:
@@ -46,13 +51,17 @@ def _scalar(value: Any) -> Any:
         raise mistake((), value, "a finite number")
     if value is not None and not isinstance(value, (bool, int, float, str)):
         raise mistake((), value, "a number, text, true, false or null")
+    if isinstance(value, str) and CONTROL_CHARACTER.search(value):
+        raise mistake((), value, "text of one line, without control characters")
+    if isinstance(value, int) and abs(value) > LARGEST_WHOLE:
+        raise mistake((), value, f"a whole number of at most {LARGEST_WHOLE}")
     return value
 
 
 Line = Annotated[str, AfterValidator(_one_line)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-Whole = Annotated[int, Field(strict=True)]
-Positive = Annotated[int, Field(strict=True, ge=1)]
+Whole = Annotated[int, Field(strict=True, ge=-LARGEST_WHOLE, le=LARGEST_WHOLE)]
+Positive = Annotated[int, Field(strict=True, ge=1, le=LARGEST_WHOLE)]
 Flag = Annotated[bool, Field(strict=True)]
 Choice = Annotated[bool | int | float | str | None, BeforeValidator(_scalar)]
 
@@ -154,7 +163,7 @@ class StudyConfig(Strict):
     sampler: NamedWithOptions = NamedWithOptions(name="tpe", options={"constant_liar": True, "multivariate": True})
     pruner: NamedWithOptions = NamedWithOptions(name="none")
     seed: Annotated[int, Field(strict=True, ge=0, lt=2**32)] | None = None
-    trials: Positive = 20
+    trials: Annotated[int, Field(strict=True, ge=1, le=MOST_TRIALS)] = 20
     epochs: Positive = 5
     # how often a trial whose objective raised is tried again; faults of nodes and devices are not counted here
     retries: Annotated[int, Field(strict=True, ge=0)] = 0

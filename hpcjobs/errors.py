@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import sys
@@ -11,14 +12,26 @@ EXIT_USER_ERROR = 2
 # what a shell reports for a process that SIGPIPE has ended
 EXIT_CLOSED_PIPE = 141
 
+# what a path that a user gave can be: too long, in a loop of links, below a file, not ours, on a disk that is full
+_OF_A_PATH = frozenset(
+    {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS}
+    | {errno.ENOSPC, errno.EDQUOT}
+)
+
 
 class UserError(Exception):
     """A mistake in what the user gave us. The message says where, what was found, what is allowed and what to do."""
 
 
 def run_entry(main: Callable[[], int | None]) -> int:
-    """Run an entry's ``main`` and turn a :class:`UserError` into its message on stderr and exit code 2."""
+    """Run an entry's ``main`` and turn a :class:`UserError` into its message on stderr and exit code 2.
+
+    So is an error of the system that names a path and tells of that path, such as a missing permission.
+    """
     try:
+        if "" in sys.argv[1:]:
+            # taken for a path, it would be the working folder
+            raise UserError("found an empty argument; allowed: text; is a shell variable in it not set?")
         return main() or 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -29,6 +42,11 @@ def run_entry(main: Callable[[], int | None]) -> int:
         # `| head` has seen enough; Python's own flush at exit must not complain of it either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_CLOSED_PIPE
+    except OSError as error:
+        if error.errno not in _OF_A_PATH or error.filename is None:
+            raise
+        print(f"error: {error.filename}: {error.strerror}; check the path and who may use it", file=sys.stderr)
+        return EXIT_USER_ERROR
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

@@ -76,21 +76,33 @@ def is_storage_full(error: BaseException) -> bool:
     """Whether a full disk or quota is behind an exception, also one that a library raised while it handled another."""
     cause: BaseException | None = error
     while cause is not None:
-        if getattr(cause, "errno", None) in _NO_ROOM or any(text in str(cause).lower() for text in _NO_ROOM_TEXTS):
+        if getattr(cause, "errno", None) in _NO_ROOM or any(text in _text(cause).lower() for text in _NO_ROOM_TEXTS):
             return True
         cause = cause.__cause__ or cause.__context__
     return False
 
 
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as second:  # noqa: BLE001  # an exception class of the user's own can do anything
+        return f"<its text raises {type(second).__name__}>"
+
+
+def _writable(text: str) -> str:
+    """Halves of characters, from undecodable file names say, stand in no file."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def classify(error: BaseException) -> Failure:
     """Name the failure behind an exception of an objective, without importing torch to look at its classes."""
-    text = str(error).lower()
+    text = _text(error).lower()
     names = {cls.__name__ for cls in type(error).__mro__}
     if "OutOfMemoryError" in names or any(known in text for known in _GPU_MEMORY_TEXTS):
         kind = FailureClass.GPU_MEMORY
     elif isinstance(error, MemoryError):
         kind = FailureClass.HOST_MEMORY
-    elif is_storage_full(error):
+    elif "JournalTimeoutError" in names or is_storage_full(error):  # a report that could not be written
         kind = FailureClass.STORAGE
     elif isinstance(error, ArithmeticError):
         kind = FailureClass.DIVERGED
@@ -99,4 +111,5 @@ def classify(error: BaseException) -> Failure:
     else:
         kind = FailureClass.OBJECTIVE
     details = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    return Failure(kind, f"{type(error).__name__}: {error}"[:500], details[-TRACEBACK_CHARACTERS:])
+    message = f"{type(error).__name__}: {_text(error)}"
+    return Failure(kind, _writable(message[:500]), _writable(details[-TRACEBACK_CHARACTERS:]))

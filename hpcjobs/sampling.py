@@ -83,6 +83,51 @@ def make_pruner(config: StudyConfig) -> optuna.pruners.BasePruner:
     return pruner
 
 
+def check_sampling(config: StudyConfig) -> None:
+    """Draw one trial from the search space, past the sampler's random start, and let the pruner look at it.
+
+    Some samplers import what they need, or look at their options, only then: in a job that would cost every trial.
+
+    Raises:
+        UserError: sampler or pruner cannot do it.
+    """
+    import optuna
+
+    sampler, pruner = make_sampler(config, 0), make_pruner(config)
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _draw_once(config, sampler, pruner)
+    except Exception as error:  # what their own code raises, it would raise in every worker
+        missing = f"; install it: pip install {error.name}" if isinstance(error, ImportError) and error.name else ""
+        raise UserError(
+            f"study: sampler {config.sampler.name!r} with options {config.sampler.options} and pruner "
+            f"{config.pruner.name!r} with options {config.pruner.options} cannot work on this search space: "
+            f"{type(error).__name__}: {error}{missing}"
+        ) from error
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+
+
+def _draw_once(config: StudyConfig, sampler: optuna.samplers.BaseSampler, pruner: optuna.pruners.BasePruner) -> None:
+    import optuna
+
+    study = optuna.create_study(direction=config.direction, sampler=optuna.samplers.RandomSampler(seed=0))
+    start = config.sampler.options.get("n_startup_trials", 10)
+    for number in range(min(start, 100) + 2 if isinstance(start, int) else 12):
+        trial = study.ask()
+        suggest(trial, config)
+        trial.report(float(number), 1)
+        study.tell(trial, float(number))
+    study.sampler, study.pruner = sampler, pruner
+    trial = study.ask()
+    suggest(trial, config)
+    trial.report(0.0, 1)
+    trial.should_prune()
+
+
 def distribution(space: Parameter) -> optuna.distributions.BaseDistribution:
     """One parameter of the search space as Optuna's distribution."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution

@@ -90,7 +90,9 @@ def new_submission(options: argparse.Namespace) -> Submission:
     python = cluster.python if cluster is not None and not cluster.container else None
     declaration = inspect_objective(study.objective, python)
     check_search_space(study, declaration, document)
-    _check_sampler_and_pruner(study)
+    from hpcjobs.sampling import check_sampling
+
+    check_sampling(study)
     check_data(data, needed=declaration.needs_data)
     declared = declaration.parameters or {}
     defaults = {name: info["default"] for name, info in declared.items() if "default" in info}
@@ -172,13 +174,6 @@ def available_cores() -> int:
 def default_folder(name: str) -> Path:
     word = re.sub(r"[^\w.-]+", "_", name).strip("_.") or "study"
     return absolute(Path("runs") / f"{word}-{datetime.datetime.now():%Y%m%d-%H%M%S}")
-
-
-def _check_sampler_and_pruner(study: StudyConfig) -> None:
-    from hpcjobs.sampling import make_pruner, make_sampler
-
-    make_sampler(study)
-    make_pruner(study)
 
 
 def cluster_overrides(options: argparse.Namespace) -> dict[KeyPath, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from hpcjobs.config import CONTROL_CHARACTER, MODES
+from hpcjobs.config import CONTROL_CHARACTER, MODES, MOST_TRIALS
 from hpcjobs.errors import UserError, run_entry
 from hpcjobs.load import nearest
 from hpcjobs.paths import StudyPaths
@@ -239,8 +239,8 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _positive(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"found {text!r}; allowed: a whole number of at least 1")
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:20]) <= MOST_TRIALS:
+        raise argparse.ArgumentTypeError(f"found {text[:40]!r}; allowed: a whole number of at least 1, below a million")
     return int(text)
 
 

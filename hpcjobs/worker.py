@@ -197,8 +197,13 @@ class Worker:
             value = float(self._objective(dict(params), context))
         except optuna.TrialPruned:
             return None
-        except Exception as error:  # noqa: BLE001  # whatever a user's function raises is this trial's failure
+        except (HandBack, TrialTaken):
+            raise
+        except BaseException as error:  # noqa: BLE001  # sys.exit() in a user's function too is this trial's failure
             return classify(error)
+        finally:
+            if os.getpid() != self._owner.pid:
+                os._exit(1)  # a child that the objective has forked and let return: it must not go on as a worker
         if not math.isfinite(value):
             return Failure(FailureClass.DIVERGED, f"the objective returned {value}")
         return value

@@ -18,6 +18,9 @@ from hpcjobs.errors import UserError
 
 KeyPath = tuple[str | int, ...]
 
+# more than this is no configuration, but data, or aliases of aliases that unfold without end
+_MOST_VALUES = 100_000
+
 _SCALARS: tuple[tuple[str, str, str], ...] = (
     ("null", r"(?:~|null|Null|NULL|)", "~nN\0"),
     ("bool", r"(?:true|True|TRUE|false|False|FALSE)", "tTfF"),
@@ -62,12 +65,17 @@ def _float(text: str) -> float:
     return float(text.replace(".inf", "inf").replace(".nan", "nan"))
 
 
+def _text(text: str) -> str:
+    text.encode()  # an escape can name half a character, which no file can hold: UnicodeEncodeError is a ValueError
+    return text
+
+
 _PLAIN: dict[str, Callable[[str], Any]] = {
     "tag:yaml.org,2002:null": lambda text: None,
     "tag:yaml.org,2002:bool": lambda text: text.lower() == "true",
     "tag:yaml.org,2002:int": _int,
     "tag:yaml.org,2002:float": lambda text: _float(text.lower()),
-    "tag:yaml.org,2002:str": str,
+    "tag:yaml.org,2002:str": _text,
 }
 
 
@@ -167,6 +175,8 @@ class _Builder:
     def value(self, node: yaml.Node, key: KeyPath, inside: tuple[int, ...] = ()) -> Any:
         if id(node) in inside:
             raise self.error(node, key, "an alias that contains itself; write the values out")
+        if len(self.lines) > _MOST_VALUES:
+            raise self.error(node, key, f"more than {_MOST_VALUES} values, aliases unfolded; allowed: a configuration")
         inside = (*inside, id(node))
         if isinstance(node, yaml.MappingNode) and node.tag == "tag:yaml.org,2002:map":
             return self.mapping(node, key, inside)
@@ -192,7 +202,7 @@ class _Builder:
             if name_node.tag != "tag:yaml.org,2002:str":
                 found = name_node.value if isinstance(name_node, yaml.ScalarNode) else "a list or mapping"
                 raise self.error(name_node, key, f"{found!r} as a key; allowed: text (put it in quotes)")
-            name: str = name_node.value
+            name: str = self.value(name_node, key, inside)
             here = (*key, name)
             if name in result:
                 raise self.error(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,32 @@ def deaf(params: dict[str, Any], context: Any) -> float:
 
 def failing(params: dict[str, Any], context: Any) -> float:
     raise ValueError(f"no value for x = {params['x']}")
+
+
+class UnspeakableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text \udcff")
+
+
+def unspeakable(params: dict[str, Any], context: Any) -> float:
+    raise UnspeakableError
+
+
+def exiting(params: dict[str, Any], context: Any) -> float:
+    sys.exit(0)
+
+
+def interrupting(params: dict[str, Any], context: Any) -> float:
+    raise KeyboardInterrupt
+
+
+def forking(params: dict[str, Any], context: Any) -> float:
+    """Its child forgets to end."""
+    child = os.fork()
+    if child == 0:
+        return 99.0
+    os.waitpid(child, 0)
+    return 1.0
 
 
 def failing_once(params: dict[str, Any], context: Any) -> float:

@@ -156,6 +156,8 @@ def test_a_reader_that_leaves_early_causes_no_traceback(project: Path, lines: in
         (["--study", "hungry.yaml"], "--data: found nothing, but the objective needs prepared data"),
         (["--study", "hungry.yaml", "--data", "."], "found no manifest.json"),
         (["--study", "sampler.yaml"], "unknown sampler 'tpee'"),
+        (["--study", "option.yaml"], "sampler 'tpe' with options {'gamma': 'abc'} and pruner 'none'"),
+        (["--study", "search.yaml", "--folder", "x" * 300], "/study.yaml: File name too long"),
         (["--resume", "nowhere"], "found no study.yaml"),
         (["--resume", ".", "--study", "search.yaml"], "--study: found together with --resume"),
         (["--resume", ".", "--trials", "5"], "--trials: found '5' with --resume; allowed: +N"),
@@ -169,6 +171,7 @@ def test_a_mistake_ends_with_2_before_anything_is_made(
     (project / "missing.yaml").write_text(STUDY.replace("quick_objective", "nowhere"))
     (project / "hungry.yaml").write_text(STUDY.replace(":train", ":hungry"))
     (project / "sampler.yaml").write_text(STUDY + "sampler: {name: tpee}\n")
+    (project / "option.yaml").write_text(STUDY + "sampler: {name: tpe, options: {gamma: abc}}\n")
     before = everything_in(project)
     assert submit(*arguments) == 2
     assert expected in capsys.readouterr().err
@@ -182,6 +185,7 @@ def test_a_mistake_ends_with_2_before_anything_is_made(
         (["--nodes", "1.5"], "argument --nodes: found '1.5'"),
         (["--workers", "-1"], "argument --workers"),
         (["--trials", "0"], "argument --trials: found '0'"),
+        (["--trials", "1000000000"], "argument --trials: found '1000000000'"),
         (["--epochs", "many"], "argument --epochs: found 'many'"),
         (["--mode", "cxp"], "argument --mode: found 'cxp'; allowed: spx, dpx, qpx, cpx, auto; did you mean 'cpx'?"),
         (["--name", "a\nb"], "argument --name"),

@@ -15,7 +15,15 @@ from optuna.trial import TrialState, create_trial
 
 from hpcjobs.budget import count
 from hpcjobs.collect import configuration
-from hpcjobs.failures import EXIT_DEVICE_FAULT, EXIT_DONE, EXIT_HANDED_BACK, EXIT_UNUSABLE, Failure, FailureClass
+from hpcjobs.failures import (
+    EXIT_DEVICE_FAULT,
+    EXIT_DONE,
+    EXIT_HANDED_BACK,
+    EXIT_UNUSABLE,
+    Failure,
+    FailureClass,
+    classify,
+)
 from hpcjobs.heartbeat import read_status
 from hpcjobs.owners import process_start
 from hpcjobs.placement import DeviceList
@@ -39,6 +47,9 @@ def test_a_worker_spends_the_budget_and_ends(studies: Any) -> None:
     ("objective", "kind", "attempts"),
     [
         ("failing", FailureClass.OBJECTIVE, 2),
+        ("exiting", FailureClass.OBJECTIVE, 2),
+        ("interrupting", FailureClass.OBJECTIVE, 2),
+        ("unspeakable", FailureClass.OBJECTIVE, 2),
         ("not_a_number", FailureClass.DIVERGED, 1),
         ("diverging", FailureClass.DIVERGED, 1),
     ],
@@ -54,6 +65,19 @@ def test_a_trials_own_failure_is_classed_and_spends_the_budget(
     assert trial.user_attrs["hpcjobs:failure"]["class"] == kind.value
     assert trial.user_attrs["hpcjobs:result"]["attempts"] == attempts
     assert trial.value is None
+
+
+def test_a_failure_can_be_written_whatever_its_text() -> None:
+    failure = classify(ValueError("b\udcff"))
+    assert failure.message == r"ValueError: b\udcff"
+    assert r"b\udcff" in failure.details
+    assert "\udcff" not in failure.message + failure.details
+
+
+def test_a_child_that_the_objective_lets_return_does_not_go_on_as_a_worker(studies: Any) -> None:
+    study = studies.create("forking", trials=3)
+    assert studies.worker(study).wait(30) == EXIT_DONE
+    assert [trial.value for trial in study.trials()] == [1.0, 1.0, 1.0]
 
 
 def test_the_traceback_of_an_objective_is_kept(studies: Any) -> None:

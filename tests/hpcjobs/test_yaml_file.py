@@ -13,6 +13,11 @@ from hypothesis import strategies as st
 from hpcjobs.errors import UserError
 from hpcjobs.yaml_file import dotted, dump_yaml, parse_value, read_yaml
 
+# nine nines of nine of ...: a short file of which a reader can make millions of values
+_ALIASES_OF_ALIASES = "a0: &a0 [1, 1]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9)
+)
+
 
 def read(folder: Path, content: str | bytes) -> dict[str, Any]:
     path = folder / "file.yaml"
@@ -63,6 +68,9 @@ def test_nan_is_read_as_a_number(tmp_path: Path) -> None:
         ("a: " + "9" * 5000, "which is no valid int"),
         ("base: &b {x: 1}\na:\n  <<: *b\n", "line 3: a.<<: found a merge key"),
         ("a: &x {b: *x}\n", "an alias that contains itself"),
+        (_ALIASES_OF_ALIASES, "more than 100000 values"),
+        ('a: "\\uD800"\n', "line 1: a: found '\\ud800'"),
+        ('"\\uD800": 1\n', "line 1: top level: found '\\ud800'"),
         ("a: *nowhere\n", "found undefined alias"),
         ("a: \x01\n", "line 1: found the control character U+0001"),
         ("a: " + "[" * 3000, "nested too deeply"),
