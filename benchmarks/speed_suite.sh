@@ -2,6 +2,7 @@
 # Every figure of docs/performance.md on this machine's GPU: benchmarks/speed_suite.sh OUT [SECTION...]
 # Sections: data kernels cold warm compare several accuracy geometry tests (default: all, about 12 minutes on an H200).
 # A section that fails is told and the others go on; the exit code says whether any did.
+# shellcheck disable=SC2329  # sections are called by name
 set -u -o pipefail
 out=${1:?usage: benchmarks/speed_suite.sh OUT [SECTION...]}
 shift
