@@ -46,7 +46,7 @@ def kernels_of(text: str) -> list[Kernel]:
             continue
         figures = {key: int(value) for key, value in re.findall(r"\.(\w+): +(\d+)$", entry, flags=re.MULTILINE)}
         start = text.index(f"\n{symbol[1]}:")
-        body = text[start : text.index("s_endpgm", start)]
+        body = text[start : text.index("\n.Lfunc_end", start)]
         figure = figures["private_segment_fixed_size"], figures["vgpr_spill_count"]
         found.append(Kernel(symbol[1], body, figures["vgpr_count"], *figure))
     return found
@@ -95,7 +95,7 @@ def test_registers_allow_the_planned_occupancy(gfx942: dict[str, list[Kernel]]) 
         # two rows of two pixels, for four pixels
         ("mosaic_augment", "augment_kernelIfLb1ELb1", "global_load_dwordx2", 8),
         ("mosaic_augment", "augment_kernelIfLb1ELb1", "global_store_dwordx4", 3),
-        ("mosaic_augment", "augment_kernelIDF16_Lb1ELb1", "global_store_dwordx3", 2),
+        ("mosaic_augment", "augment_kernelIDF16_Lb1ELb1", "global_store_dwordx[234]", 2),
         ("voxelize", "fill_kernel", "global_load_dwordx4", 1),
         ("voxelize", "fill_kernel", "global_store_dwordx4", 1),
         ("batched_nms", "select_kernel", "global_load_dwordx4", 1),
@@ -127,7 +127,7 @@ def test_every_kernel_compiles_for_nvidia_without_spills(tmp_path: Path) -> None
         assert done.returncode == 0, done.stderr
         kernels = done.stderr.split("Compiling entry function")[1:]
         # float64 is for checking gradients; what it spills costs nobody anything
-        ours = [text for text in kernels if re.search(r"_kernel(?!Id)", text.split("'")[1]) and "3cub" not in text]
+        ours = [text for text in kernels if "_kernel" in text and "kernelId" not in text and "3cub" not in text]
         assert ours
         for text in ours:
             assert "0 bytes spill stores, 0 bytes spill loads" in text, text
