@@ -20,6 +20,7 @@ from hpcjobs.launch import cancel_requested
 from hpcjobs.memory import OutOfMemoryCount
 from hpcjobs.owners import node_name, process_start
 from hpcjobs.plan import Plan
+from hpcjobs.pressure import PressureLog
 from hpcjobs.recovery import recover_worker, worker_death
 from hpcjobs.slurm_control import SlurmUnavailableError
 from hpcjobs.spec import Control, control_file
@@ -76,6 +77,8 @@ class NodeAgent:
         self.report = new_report(job, token)
         self.report.mode = plan.mode
         self.report.gpus = len({step.report().device for step in steps} - {""})
+        vendor = plan.cluster.gpu_vendor if plan.cluster else "nvidia"
+        self._pressure = PressureLog(os.sched_getaffinity(0), vendor, has_gpus=self.report.gpus > 0)
 
     def run(self) -> int:
         """Returns the exit code: 0, or 4 if no worker could go on although there is work."""
@@ -111,6 +114,7 @@ class NodeAgent:
             self._check_end(now)
             self._check_stop()
             self._guardian.tick()
+            self._look_at_host()
             self.report.beat += 1
             self.report.state = "running" if self._stopped_at is None else "stopping"
             self._write_report()
@@ -128,6 +132,15 @@ class NodeAgent:
         latest = read_node(self._study.paths.node_file(self._job.element))
         self._replaced = latest is not None and latest.run > self.report.run
         return self._replaced
+
+    def _look_at_host(self) -> None:
+        pressure = self._pressure.look()
+        if pressure is None:
+            return
+        limit = pressure.limit or ""
+        if limit and not self.report.host_limit:
+            log.warning("the host is the limit: %s", limit)
+        self.report.pressure, self.report.host_limit = pressure.as_dict(), limit
 
     def _longest_stop_s(self) -> float:
         if self._control.stop == "time limit" and self._control.end and self._control.stop_at:

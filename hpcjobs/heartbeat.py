@@ -59,6 +59,8 @@ class NodeReport:
     gpus: int = 0
     time_left_s: float | None = None
     message: str = ""
+    pressure: dict[str, float] = field(default_factory=dict)  # see hpcjobs.pressure
+    host_limit: str = ""  # what the host lacked lately, with figures
     workers: list[WorkerStatus] = field(default_factory=list)
 
     def write(self, paths: StudyPaths) -> None:

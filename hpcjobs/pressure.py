@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ DRM = Path("/sys/class/drm")
 # above these the host is busy; below DEVICE_BUSY a device waits for it
 CPU_BUSY, CPU_WAIT, DEVICE_BUSY, STORAGE_WAIT, MEMORY_WAIT, MEMORY_FREE = 0.9, 0.3, 0.8, 0.3, 0.1, 0.05
 NVIDIA_SMI_S = 10
+PERIOD_S, SAMPLE_S = 30.0, 6.0
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,33 @@ class HostWatch:
                 continue
             found[key] = float(some.rpartition("total=")[2])
         return found
+
+
+class PressureLog:
+    """What a node's agent keeps of its host while trainings run: one :class:`Pressure` for each ``PERIOD_S``."""
+
+    def __init__(self, cpus: Collection[int], vendor: str, *, has_gpus: bool) -> None:
+        self._cpus, self._has_gpus = cpus, has_gpus
+        self._devices = busy_devices(vendor) if has_gpus else None
+        self._watch = HostWatch(cpus, self._devices)
+        self._begun = self._sampled = time.monotonic()
+
+    def look(self) -> Pressure | None:
+        """Call it often; returns the last period's pressure when that has ended."""
+        now = time.monotonic()
+        if now - self._sampled >= SAMPLE_S:
+            self._sampled = now
+            self._watch.sample()
+        if now - self._begun < PERIOD_S:
+            return None
+        found = self._watch.end()
+        self._watch, self._begun = HostWatch(self._cpus, self._devices), now
+        return found if self._has_gpus else on_cpus_alone(found)
+
+
+def on_cpus_alone(pressure: Pressure) -> Pressure:
+    """Where the CPUs are the devices, that they are busy is no sign that something else waits for them."""
+    return replace(pressure, device_busy=pressure.cpu_busy)
 
 
 def _meminfo(proc: Path) -> dict[str, float]:

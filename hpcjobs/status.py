@@ -13,12 +13,13 @@ from rich.live import Live
 
 from hpcjobs import slurm_control
 from hpcjobs.errors import run_entry
-from hpcjobs.heartbeat import HeartbeatWatch
+from hpcjobs.heartbeat import HeartbeatWatch, read_nodes
 from hpcjobs.launch import recorded
 from hpcjobs.owners import process_start
 from hpcjobs.paths import StudyPaths
+from hpcjobs.placement_map import draw, read_map
 from hpcjobs.progress import Snapshot, snapshot
-from hpcjobs.status_view import one_line, render
+from hpcjobs.status_view import CELLS, one_line, render
 from hpcjobs.study import OpenStudy, open_study
 
 REFRESH_S = 2.0
@@ -30,6 +31,7 @@ examples:
   python -m hpcjobs.status runs/experiment1          # live until the study ends; Ctrl-C leaves the study alone
   python -m hpcjobs.status runs/experiment1 --once
   python -m hpcjobs.status runs/experiment1 --json
+  python -m hpcjobs.status runs/experiment1 --placement   # which worker is on which GPU and cores
 """
 
 
@@ -43,6 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="the study's folder")
     parser.add_argument("--once", action="store_true", help="show it once and end")
     parser.add_argument("--json", action="store_true", help="print it once as JSON")
+    parser.add_argument("--placement", action="store_true", help="show the map of each node: GPUs, workers, cores")
     options = parser.parse_args(arguments)
     study = open_study(StudyPaths(options.folder))
     beats = HeartbeatWatch(study.paths)
@@ -50,11 +53,27 @@ def main(arguments: list[str] | None = None) -> int:
         print(json.dumps(snapshot(study, beats).as_dict(), indent=2, default=str))
         return 0
     console = Console(highlight=False)
+    if options.placement:
+        show_placement(study.paths, console)
+        return 0
     if options.once:
         console.print(render(snapshot(study, beats)))
         return 0
     _follow(study, console)
     return 0
+
+
+def show_placement(paths: StudyPaths, console: Console) -> None:
+    """The map of each node that has started, with what its workers do now."""
+    reports = read_nodes(paths)
+    for report in reports:
+        placement = read_map(paths.placement_file(report.element))
+        if placement is not None:
+            states = {worker.worker: CELLS.get(worker.state, ("?", "red")) for worker in report.workers}
+            console.print(draw(placement, states))
+    if not reports:
+        console.print("no node has started yet")
+    console.print("  ".join(f"{mark} {state}" for state, (mark, _) in CELLS.items()), style="dim", markup=False)
 
 
 def watch(paths: StudyPaths) -> None:
@@ -75,7 +94,7 @@ def watch(paths: StudyPaths) -> None:
 
 def _follow(study: OpenStudy, console: Console) -> Snapshot:
     beats = HeartbeatWatch(study.paths)
-    jobs = _Jobs(study.paths)
+    jobs = Jobs(study.paths)
     now = snapshot(study, beats)
     if not console.is_terminal:
         while not now.finished and jobs.any_left(now):
@@ -102,7 +121,7 @@ def _sleep_until_change(study: OpenStudy, longest_s: float) -> None:
         time.sleep(0.5)
 
 
-class _Jobs:
+class Jobs:
     """Whether any job of a study may still bring a node: started, starting or in the queue."""
 
     def __init__(self, paths: StudyPaths) -> None:

@@ -105,6 +105,10 @@ class Nodes:
         for line in self._lines:
             if line.report.message:
                 notes.append(Text(f"{line.report.node}: {line.report.message}", style="yellow"))
+            if line.report.host_limit and line.state not in GONE:
+                notes.append(
+                    Text(f"{line.report.node}: the host is the limit: {line.report.host_limit}", style="yellow")
+                )
             for worker in line.report.workers:
                 if _is_notable(worker):
                     text = f"{line.report.element} worker {worker.worker}: {worker.message}"

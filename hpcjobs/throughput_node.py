@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import logging
 import os
@@ -27,7 +26,7 @@ from hpcjobs.owners import node_name
 from hpcjobs.partition import discover
 from hpcjobs.paths import write_atomically
 from hpcjobs.placement import DeviceList, UnfitNodeError, check_mode
-from hpcjobs.pressure import HostWatch, busy_devices
+from hpcjobs.pressure import HostWatch, busy_devices, on_cpus_alone
 from hpcjobs.throughput_crew import Crew, make_crew
 from hpcjobs.throughput_plan import Cell, Setup, ThroughputFile, ThroughputPaths, read_file
 from hpcjobs.throughput_protocol import Protocol
@@ -194,8 +193,7 @@ class _Conductor:
             watch.sample()
         pressure = watch.end()
         if not self._facts["gpus"]:
-            # the CPUs are the devices here, and busy CPUs no sign that something else waits
-            pressure = dataclasses.replace(pressure, device_busy=pressure.cpu_busy)
+            pressure = on_cpus_alone(pressure)
         return {**pressure.as_dict(), "limit": pressure.limit}
 
     def _write(self, cell: Cell, status: str, results: list[dict[str, Any]], pressure: dict[str, Any]) -> None:

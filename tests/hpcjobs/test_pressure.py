@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcjobs.pressure import HostWatch, Pressure
+from hpcjobs.pressure import HostWatch, Pressure, PressureLog
 
 
 def write_proc(folder: Path, busy: int, idle: int, waited_us: int, other_cpu: int = 0) -> None:
@@ -66,3 +66,14 @@ def pressure(**change: float) -> Pressure:
 def test_the_host_is_the_limit_only_where_something_waits_for_it(change: dict[str, float], limit: str | None) -> None:
     found = pressure(**change).limit
     assert found is None if limit is None else limit in (found or "")
+
+
+def test_an_agent_gets_one_figure_a_period_and_busy_cpus_are_fine_where_nothing_else_computes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hpcjobs.pressure.PERIOD_S", 0.0)
+    log = PressureLog(os.sched_getaffinity(0), "none", has_gpus=False)
+    found = log.look()
+    assert found is not None and found.device_busy == found.cpu_busy
+    monkeypatch.setattr("hpcjobs.pressure.PERIOD_S", 60.0)
+    assert log.look() is None

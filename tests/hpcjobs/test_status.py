@@ -14,6 +14,7 @@ import pytest
 from hpcjobs.budget import count
 from hpcjobs.heartbeat import HeartbeatWatch, NodeReport, WorkerStatus, read_node, read_nodes
 from hpcjobs.progress import snapshot
+from hpcjobs.status import main
 from hpcjobs.status_view import one_line
 from hpcjobs.text import duration
 
@@ -133,3 +134,14 @@ def test_files_of_nodes_are_replaced_whole(studies: Any) -> None:
         beats |= {report.beat for report in read_nodes(study.paths)}
     assert len(beats) >= 1
     assert all(path.suffix == ".json" for path in study.paths.nodes.glob("[!.]*"))
+
+
+def test_the_map_of_a_node_shows_its_workers(studies: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    study = studies.create("quadratic", trials=2)
+    assert main([str(study.paths.folder), "--placement"]) == 0
+    assert "no node has started yet" in capsys.readouterr().out
+    studies.launch(study)
+    studies.finish(study)
+    assert main([str(study.paths.folder), "--placement"]) == 0
+    out = capsys.readouterr().out
+    assert "2 workers" in out and "CPUs (one letter per worker" in out
