@@ -56,7 +56,7 @@ bench: setup ## what our host path and our journal cost beside the usual ones, a
 	$(BIN)/python benchmarks/host_path.py
 	$(BIN)/python benchmarks/journal.py --short
 
-chaos: setup cluster-packages ## 500 faults in studies on the emulated cluster, and the proof that they lost nothing (an hour)
+chaos: setup cluster-packages ## 500 faults in studies on the emulated cluster, and the proof that they lost nothing (half an hour)
 	$(BIN)/python -m tests.cluster.chaos.run
 
 clean: ## remove the demo's folder (the virtual environment stays)

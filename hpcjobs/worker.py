@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
@@ -36,6 +36,7 @@ from hpcjobs.failures import (
     classify,
     is_storage_full,
 )
+from hpcjobs.journal_lock import JournalTimeoutError
 from hpcjobs.owners import Owner
 from hpcjobs.paths import StudyPaths
 from hpcjobs.placement import PlacementError, check_place, load_objective, take_place
@@ -47,6 +48,7 @@ from hpcjobs.study import OpenStudy, open_study
 
 log = logging.getLogger("hpcjobs.worker")
 
+T = TypeVar("T")
 Objective = Callable[[dict[str, Any], TrialContext], float]
 # an idle worker looks for a trial that came back at first so often, then ever less
 IDLE_POLL_S = (0.2, 3.0)
@@ -83,7 +85,7 @@ class Worker:
             if not self._another_trial_fits():
                 log.info("too little time is left for another trial")
                 return EXIT_HANDED_BACK
-            trial_id = claim(self._study, self._owner)
+            trial_id = self._patiently(lambda: claim(self._study, self._owner))
             if trial_id is None:
                 if count(self._study).left == 0:
                     log.info("the study's budget is spent")
@@ -99,6 +101,18 @@ class Worker:
                 return code
         log.info("stopping: %s", self._pulse.reason)
         return EXIT_HANDED_BACK
+
+    def _patiently(self, action: Callable[[], T]) -> T:
+        """Do this on the journal however long others keep it from us, waiting on a full disk, say.
+
+        What a trial has reached is not dropped for that. The end of the job still ends the waiting, by force.
+        """
+        while True:
+            try:
+                return action()
+            except JournalTimeoutError as error:
+                log.warning("%s; trying again", error)
+                self._pulse.update(message=str(error))
 
     def _another_trial_fits(self) -> bool:
         """Whether a trial begun now could still reach a checkpoint, judged by the slowest of the last trials."""
@@ -120,7 +134,7 @@ class Worker:
         except (TrialTaken, UpdateFinishedTrialError) as taken:
             log.warning("trial %d dropped, somebody else goes on with it: %s", trial.number, taken)
         except HandBack:
-            hand_back(self._study, trial_id, self._spec.token)
+            self._patiently(lambda: hand_back(self._study, trial_id, self._spec.token))
             log.info("trial %d handed back: %s", trial.number, self._pulse.reason or "too little time is left")
             return EXIT_HANDED_BACK
         finally:
@@ -186,7 +200,7 @@ class Worker:
         """The disk is full: the trial goes back as it was last saved, for which the journal itself waits for room."""
         log.warning("%s: the trial is handed back until there is room", failure.message)
         self._pulse.update(state="idle", message=failure.message)
-        hand_back(self._study, trial_id, self._spec.token)
+        self._patiently(lambda: hand_back(self._study, trial_id, self._spec.token))
         self._pulse.wait(FULL_DISK_PAUSE_S)
         self._pulse.update(message="")
         return EXIT_DONE
@@ -209,7 +223,7 @@ class Worker:
         return value
 
     def _finish(self, trial_id: int, state: TrialState, **more: Any) -> None:
-        finish(self._study, trial_id, self._spec.token, state, **more)
+        self._patiently(lambda: finish(self._study, trial_id, self._spec.token, state, **more))
         self._pulse.trial_finished()
 
     def _context(self, trial: optuna.Trial) -> TrialContext:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from optuna.trial import TrialState, create_trial
 
+from hpcjobs import worker as worker_module
 from hpcjobs.budget import count
 from hpcjobs.collect import configuration
 from hpcjobs.failures import (
@@ -25,10 +26,11 @@ from hpcjobs.failures import (
     classify,
 )
 from hpcjobs.heartbeat import read_status
+from hpcjobs.journal_lock import JournalTimeoutError
 from hpcjobs.owners import process_start
 from hpcjobs.placement import DeviceList
 from hpcjobs.recovery import recover
-from hpcjobs.spec import Control, control_file, status_file
+from hpcjobs.spec import Control, WorkerSpec, control_file, status_file
 
 
 def running_epoch(study: Any, trial: int = 0, epoch: int = 1) -> bool:
@@ -119,6 +121,41 @@ def test_a_device_fault_costs_no_budget_and_ends_the_process(studies: Any) -> No
     assert (counts.budget, counts.waiting, counts.recovered) == (2, 2, 1)
     assert studies.worker(study).wait(30) == EXIT_DONE
     assert count(study).completed == 2
+
+
+class QuietPulse:
+    """The pulse of a worker that nobody stops."""
+
+    reason = None
+
+    def stop_ordered(self) -> bool:
+        return False
+
+    def seconds_left(self) -> float | None:
+        return None
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+
+@pytest.mark.parametrize("call", ["claim", "finish"])
+def test_a_worker_outlasts_those_who_keep_the_journal_from_it(
+    call: str, studies: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = studies.create("quadratic", trials=2)
+    real, refused = getattr(worker_module, call), []
+
+    def refused_at_first(*arguments: Any, **more: Any) -> Any:
+        if len(refused) < 3:
+            refused.append(call)
+            raise JournalTimeoutError("the journal is locked by somebody")
+        return real(*arguments, **more)
+
+    monkeypatch.setattr(worker_module, call, refused_at_first)
+    spec = WorkerSpec(study.paths.folder, "here_1", 0, "token", "agent", 1, "", tmp_path / "s", tmp_path / "c")
+    worker = worker_module.Worker(spec, study, lambda params, context: 1.0, QuietPulse())  # type: ignore[arg-type]
+    assert worker.run() == EXIT_DONE
+    assert (len(refused), count(study).completed) == (3, 2)
 
 
 def test_a_full_disk_costs_no_trial_and_no_attempt(studies: Any) -> None:

@@ -210,9 +210,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--nodes", type=int, default=4, metavar="N", help="of the cluster and of each study (default: 4)"
     )
-    parser.add_argument("--workers", type=int, default=4, metavar="N", help="per node (default: 4)")
+    parser.add_argument("--workers", type=int, default=3, metavar="N", help="per node (default: 3)")
     parser.add_argument(
-        "--pause", type=float, default=0.8, metavar="S", help="mean seconds between faults (default: 0.8)"
+        "--pause", type=float, default=0.6, metavar="S", help="mean seconds between faults (default: 0.6)"
     )
     parser.add_argument("--patience", type=float, default=400.0, metavar="S", help="for a study to end (default: 400)")
     parser.add_argument(
