@@ -6,6 +6,7 @@ import argparse
 import csv
 import io
 import json
+import os
 import shlex
 import sys
 from dataclasses import asdict
@@ -18,7 +19,7 @@ from rich.console import Console
 
 from hpcjobs.budget import FAILURE, HISTORY, RESULT, Counts, count
 from hpcjobs.config import Choice, StudyFile
-from hpcjobs.errors import run_entry
+from hpcjobs.errors import UserError, run_entry
 from hpcjobs.owners import OWNER
 from hpcjobs.paths import StudyPaths, write_atomically
 from hpcjobs.progress import best_trial, ordered_by_value
@@ -45,8 +46,13 @@ def main(arguments: list[str] | None = None) -> int:
     paths = StudyPaths(parser.parse_args(arguments).folder)
     study = open_study(paths)
     console = Console(highlight=False)
-    best = collect(study)
     show(study, console)
+    place = paths.results if paths.results.exists() else paths.folder
+    if not os.access(place, os.W_OK):
+        raise UserError(
+            f"{place}: you cannot write there, so this is all; allowed: a study of your own, or a copy of it"
+        )
+    best = collect(study)
     if best is None:
         counts = count(study)
         console.print(

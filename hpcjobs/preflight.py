@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
 import shutil
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from hpcjobs.errors import UserError
@@ -48,30 +50,63 @@ def check_new_folder(paths: StudyPaths, *, group_writable: bool) -> None:
 def check_writers(folder: Path, *, group_writable: bool) -> None:
     """Refuse a folder whose files others could replace.
 
-    A parent that everybody can write to is safe only with the sticky bit, as /tmp has it.
+    Looked at is every folder and link on the way to it. One that everybody can write to is safe only with the sticky
+    bit, as /tmp has it, and there only for links of our own: their owners can turn them to another place.
 
     Raises:
         UserError: everybody can write to it or exchange it, or the group can and the profile does not consent.
     """
-    for place in (folder, *folder.resolve().parents):
-        if not place.exists():
+    for place, is_link in _way_to(folder):
+        found = place.lstat()
+        if is_link:
+            if found.st_uid not in (os.getuid(), 0) and place.parent.stat().st_mode & stat.S_IWOTH:
+                raise UserError(
+                    f"{place}: this link belongs to another user, who can turn it to another place; allowed: links of "
+                    "your own; choose another --folder"
+                )
             continue
-        mode = place.stat().st_mode
-        if mode & stat.S_IWOTH and (place == folder or not mode & stat.S_ISVTX):
+        mode = found.st_mode
+        is_last = folder.exists() and os.path.samestat(found, folder.stat())
+        if mode & stat.S_IWOTH and (is_last or not mode & stat.S_ISVTX):
             raise UserError(
                 f"{place}: everybody can write to it (mode {stat.S_IMODE(mode):o}); allowed: a folder that only you "
                 f"can change, since jobs load pickles from it; chmod o-w {place}, or choose another --folder"
             )
-        if place == folder and mode & stat.S_IWGRP and not group_writable:
+        if is_last and mode & stat.S_IWGRP and not group_writable:
             raise UserError(
                 f"{place}: its group can write to it (mode {stat.S_IMODE(mode):o}); allowed: only with "
                 f"'group_writable_folders: true' in the cluster's profile, since jobs load pickles "
                 f"from it; chmod g-w {place}"
             )
-        if place == folder and place.stat().st_uid not in (os.getuid(), 0):
+        if is_last and found.st_uid not in (os.getuid(), 0):
             raise UserError(
                 f"{place}: it belongs to another user; allowed: a folder of your own; choose another --folder"
             )
+
+
+def _way_to(path: Path) -> Iterator[tuple[Path, bool]]:
+    """What the kernel goes through to ``path``, as far as it exists: each folder, and (with True) each link."""
+    here = Path("/")
+    parts = list(path.absolute().parts[1:])
+    links = 0
+    yield here, False
+    while parts:
+        there = here / parts.pop(0)
+        if there.is_symlink():
+            links += 1
+            if links > 40:  # as many as the kernel follows
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+            yield there, True
+            target = there.readlink()
+            here = Path("/") if target.is_absolute() else here
+            parts = [part for part in target.parts if part != "/"] + parts
+        elif there.name == "..":
+            here = here.parent
+        elif there.exists():
+            here = there
+            yield here, False
+        else:
+            return
 
 
 def check_data(data: Path | None, *, needed: bool) -> None:

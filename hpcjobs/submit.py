@@ -17,7 +17,7 @@ from hpcjobs.errors import UserError, run_entry
 from hpcjobs.load import nearest
 from hpcjobs.paths import StudyPaths
 from hpcjobs.plan import Plan
-from hpcjobs.preflight import check_slurm
+from hpcjobs.preflight import check_slurm, check_writers
 from hpcjobs.slurm import job_script, shell_line, step_command, worker_command
 from hpcjobs.submission import AUTO, Submission, new_submission, resumed_submission
 
@@ -186,6 +186,8 @@ def make(submission: Submission) -> None:
     consent = cluster is not None and cluster.group_writable_folders
     os.umask(os.umask(0o022) | (0o002 if consent else 0o022))
     if not submission.resumed:
+        submission.paths.folder.mkdir(parents=True, exist_ok=True)
+        check_writers(submission.paths.folder, group_writable=consent)  # somebody may have been quicker than us
         old = submission.warm_start
         starts = best_starts(submission.file, open_study(old)) if old is not None else []
         create_study(submission.paths, submission.file, starts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -16,7 +17,8 @@ import yaml
 from rich.console import Console
 
 from hpcjobs.budget import claim, finish
-from hpcjobs.collect import show
+from hpcjobs.collect import main, show
+from hpcjobs.errors import UserError
 from hpcjobs.failures import Failure, FailureClass
 from hpcjobs.load import write_study_file
 from hpcjobs.owners import Owner
@@ -77,6 +79,17 @@ def test_a_study_without_a_completed_trial_says_so(studies: Any) -> None:
     assert "No trial has completed yet (0 running, 1 waiting, 1 failed)" in " ".join(done.stdout.split())
     assert not study.paths.best_params.exists()
     assert open_study(study.paths).paths.trials_csv.exists()
+
+
+def test_who_may_only_read_sees_the_table_and_why_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = make_night(tmp_path / "night", trials=4)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(UserError, match="you cannot write there"):
+        main([str(paths.folder)])
+    assert "trials have ended" in capsys.readouterr().out
+    assert not paths.results.exists()
 
 
 def test_what_is_no_study_is_refused(tmp_path: Path) -> None:

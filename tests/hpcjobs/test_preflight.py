@@ -74,6 +74,28 @@ def test_a_link_does_not_hide_an_open_parent(tmp_path: Path) -> None:
     assert f"{tmp_path}/open: everybody can write to it" in folder_refusal(tmp_path / "link" / "study")
 
 
+def test_a_link_that_others_can_turn_is_refused(tmp_path: Path) -> None:
+    shared, own = tmp_path / "shared", tmp_path / "own"
+    shared.mkdir()
+    own.mkdir()
+    (shared / "link").symlink_to(own)
+    (tmp_path / "to the link").symlink_to(shared / "link")
+    shared.chmod(0o777)
+    for folder in (shared / "link", tmp_path / "to the link"):
+        assert f"{shared}: everybody can write to it" in folder_refusal(folder / "study")
+    shared.chmod(0o1777)
+    check_new_folder(StudyPaths(shared / "link" / "study"), group_writable=False)
+    if os.getuid() == 0:
+        os.chown(shared / "link", 12345, 12345, follow_symlinks=False)
+        assert f"{shared}/link: this link belongs to another user" in folder_refusal(tmp_path / "to the link" / "study")
+
+
+def test_a_link_in_a_loop_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        check_writers(tmp_path / "loop" / "study", group_writable=False)
+
+
 def test_a_folder_that_the_group_can_write_to_needs_the_profiles_consent(tmp_path: Path) -> None:
     tmp_path.chmod(0o770)
     assert "only with 'group_writable_folders: true' in the cluster's profile" in folder_refusal(tmp_path)
