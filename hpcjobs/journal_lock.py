@@ -153,6 +153,7 @@ class KernelLock(JournalLock):
 
     def _start_afresh(self) -> None:
         super()._start_afresh()
+        self._owner_text = self._owner.encode()
         self._inode = (0, 0)
         self._owner_descriptor = -1
 
@@ -217,9 +218,7 @@ class KernelLock(JournalLock):
             if self._owner_descriptor < 0:
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
                 self._owner_descriptor = os.open(owner_file(self._journal), flags, 0o664)
-            text = self._owner.encode()
-            if os.pread(self._owner_descriptor, OWNER_BYTES, 0) != text:
-                os.pwrite(self._owner_descriptor, text, 0)
+            os.pwrite(self._owner_descriptor, self._owner_text, 0)
         except OSError as error:
             log.info("could not write the owner of the lock: %s", error)
 

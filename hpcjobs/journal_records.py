@@ -108,14 +108,14 @@ _LINE = re.compile(
 )
 
 Record = dict[str, Any]
-Report = tuple[int, bytes]
+Report = tuple[bytes, bytes, bytes]  # trial id, what follows it, nothing
 
 
 def parse_lines(data: bytes) -> list[Record | Report] | None:
     """The records of whole lines; None if any line is no record.
 
-    Reports, most of all records, are only recognised: they come as trial id and text, for ``parse_reports``. All others
-    are parsed in one call, which is twice as quick as one for each.
+    Reports, most of all records, are only recognised and come as text, for ``parse_reports``. All others are parsed in
+    one call, which is twice as quick as one for each.
     """
     lines = _LINE.findall(data)
     others = [other for trial_id, _, other in lines if not trial_id]
@@ -126,7 +126,7 @@ def parse_lines(data: bytes) -> list[Record | Report] | None:
     if len(parsed) != len(others) or not all(map(is_record, parsed)):
         return None
     following = iter(parsed)
-    return [(int(trial_id), text) if trial_id else next(following) for trial_id, text, _ in lines]
+    return [line if line[0] else next(following) for line in lines]
 
 
 def parse_reports(texts: list[bytes]) -> Iterator[tuple[int, float]]:

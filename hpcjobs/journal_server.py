@@ -48,7 +48,7 @@ class _Connection:
     def take(self) -> bool:
         """Read what is there; whether the worker is still connected."""
         try:
-            part = self.socket.recv(1 << 20)
+            part = self.socket.recv(1 << 16)
         except BlockingIOError:
             return True
         except OSError:

@@ -132,8 +132,8 @@ def _restore(worker_id_prefix: str, content: dict[str, Any]) -> Replay:
         study_id, state, values, start, complete, params, indices, user_attrs, system_attrs, steps, reports = row
         of_names = {name: distributions[i] for name, i in zip(params, indices, strict=True)}
         numbers = replay._study_id_to_trial_ids[study_id]
-        trial = object.__new__(LazyTrial)
-        trial.__dict__ = {
+        values_of_steps = dict(zip(steps, reports, strict=True))
+        fields = {
             "_number": len(numbers),
             "state": _STATES[state],
             "_values": values,
@@ -142,10 +142,11 @@ def _restore(worker_id_prefix: str, content: dict[str, Any]) -> Replay:
             "_params": params,
             "_user_attrs": user_attrs,
             "_system_attrs": system_attrs,
-            "intermediate_values": dict(zip(steps, reports, strict=True)),
+            "intermediate_values": values_of_steps,
             "_distributions": of_names,
             "_trial_id": trial_id,
         }
+        trial = LazyTrial.of(fields, earlier=values_of_steps)
         numbers.append(trial_id)
         replay._trials[trial_id] = trial
         replay._trial_id_to_study_id[trial_id] = study_id
