@@ -33,7 +33,9 @@ class Hyperparameters:
     min_lr: float = _number(1e-4, 0.0, 1.0, "learning rate of the first and of the last step")
     max_lr: float = _number(1e-2, 1e-9, 1.0, "learning rate at the end of the warm-up")
     momentum: float = _number(0.937, 0.0, 0.9999, "Nesterov momentum of SGD")
-    weight_decay: float = _number(5e-4, 0.0, 1.0, "weight decay at 64 images an update; scaled for others; none on biases and norms")
+    weight_decay: float = _number(
+        5e-4, 0.0, 1.0, "weight decay at 64 images an update; scaled for others; none on biases and norms"
+    )
     warmup_epochs: int = _number(3, 0, 1000, "epochs of linear warm-up from min_lr to max_lr, at least 100 steps")
     batch_size: int = _number(32, 1, 4096, "images a step")
     update_images: int = _number(64, 1, 65536, "images an update: steps accumulate up to about so many")
