@@ -48,4 +48,5 @@ def train_trial(params: Mapping[str, Any], context: Context) -> float:
 
 train_trial.parameters = PARAMETERS  # type: ignore[attr-defined]
 train_trial.needs_data = True  # type: ignore[attr-defined]
+train_trial.imports = ("torch",)  # type: ignore[attr-defined]
 train_trial.environment = DECLARED  # type: ignore[attr-defined]

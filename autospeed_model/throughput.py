@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+from autospeed_model.accelerator import prepare_process
 from autospeed_model.errors import UserError
 from autospeed_model.hyperparameters import from_flat_mapping
 from autospeed_model.metrics import Figures
@@ -94,6 +95,7 @@ def measure(context: Context) -> dict[str, Any]:
     :raises UserError: without a dataset, or with fewer images than a batch.
     :raises torch.OutOfMemoryError: when the batch does not fit.
     """
+    prepare_process()
     trainer = _trainer(context)
     runtime = trainer.runtime
     if runtime.on_gpu:
