@@ -48,7 +48,8 @@ def make_images(split: PackedSplit, runtime: Runtime) -> Images:
     fits = split.images.nbytes <= DEVICE_SHARE * torch.cuda.mem_get_info(runtime.device)[0]
     if runtime.images == "device" or (runtime.images == "auto" and fits):
         return DeviceImages(split, runtime)
-    if hip_kernels.is_built("cuda") and register(split.images):
+    one_file = isinstance(split.images, np.ndarray)
+    if one_file and hip_kernels.is_built("cuda") and register(split.images):
         return MappedImages(split, runtime)
     return GatheredImages(split, runtime)
 

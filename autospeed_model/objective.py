@@ -46,7 +46,28 @@ def train_trial(params: Mapping[str, Any], context: Context) -> float:
     return run_trial(*parameters, context.data, context)
 
 
+def train_final(params: Mapping[str, Any], context: Context) -> float:
+    """Train on ``train`` and ``tune_val`` together, then test once on ``evaluation``; returns the mAP there.
+
+    The study's own trials never see that split. Goes on and hands back like :func:`train_trial`; what it reports after
+    every epoch but the last is the negative training loss.
+
+    :raises UserError: for a parameter that is unknown or out of range, or without a dataset.
+    :raises DivergedError: when the loss is no longer finite.
+    """
+    if context.data is None:
+        raise UserError("this objective needs a dataset: give --data a folder made by autospeed_model.prepare")
+    parameters = from_flat_mapping({**params, "epochs": context.epochs}, "final training")
+
+    prepare_process()
+    from autospeed_model.final import run_final
+
+    return run_final(*parameters, context.data, context)
+
+
 train_trial.parameters = PARAMETERS  # type: ignore[attr-defined]
 train_trial.needs_data = True  # type: ignore[attr-defined]
 train_trial.imports = ("torch",)  # type: ignore[attr-defined]
 train_trial.environment = DECLARED  # type: ignore[attr-defined]
+vars(train_final).update(vars(train_trial))
+train_trial.final = "autospeed_model.objective:train_final"  # type: ignore[attr-defined]

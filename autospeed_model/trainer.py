@@ -49,12 +49,13 @@ class Callback:
 
 
 class Trainer:
-    """Trains ``network`` on ``train``; evaluates its averaged weights on ``validation`` after every epoch."""
+    """Trains ``network`` on ``train``; evaluates its averaged weights on ``validation``, if there is one, after every
+    epoch."""
 
     def __init__(
         self,
         train: PackedSplit,
-        validation: PackedSplit,
+        validation: PackedSplit | None,
         hyperparameters: Hyperparameters,
         options: TrainingOptions,
         runtime: Runtime,
@@ -77,7 +78,9 @@ class Trainer:
         self.training_step = TrainingStep(
             self.network, self.loss, self.optimiser, self.average, runtime, pool, hyperparameters.clip_norm
         )
-        self.evaluator = Evaluator(self.average.network, validation, self.batch_size, runtime, pool)
+        self.evaluator = (
+            None if validation is None else Evaluator(self.average.network, validation, self.batch_size, runtime, pool)
+        )
         self.accumulated = accumulated_steps(hyperparameters, self.batch_size)
         self.schedule = LinearSchedule(
             hyperparameters.min_lr,
@@ -134,15 +137,18 @@ class Trainer:
             means = ", ".join(f"{name} {value / done:g}" for name, value in zip(LOSSES, sums, strict=True))
             raise DivergedError(f"epoch {self.epoch + 1}, step {done}: the loss is not finite ({means})")
 
-    def _evaluate(self, callbacks: tuple[Callback, ...]) -> Figures:
+    def _evaluate(self, callbacks: tuple[Callback, ...]) -> Figures | None:
+        if self.evaluator is None:
+            return None
+
         def on_batch() -> None:
             for callback in callbacks:
                 callback.on_validation_batch(self)
 
         return self.evaluator.run(on_batch)
 
-    def finish_epoch(self, figures: Figures) -> None:
-        """Write down an epoch whose steps and evaluation are done, and begin the next one."""
+    def finish_epoch(self, figures: Figures | None) -> None:
+        """Write down an epoch whose steps and evaluation, if any, are done, and begin the next one."""
         steps = self.steps_per_epoch
         self.epoch += 1
         means = [value / steps for value in self.training_step.sums.tolist()]
@@ -151,7 +157,7 @@ class Trainer:
                 "epoch": self.epoch,
                 "lr": self.schedule.at(self.epoch * steps - 1),
                 **dict(zip(LOSSES, means, strict=True)),
-                **figures.to_mapping(),
+                **(figures.to_mapping() if figures is not None else {}),
                 "images_per_s": steps * self.batch_size / max(self.seconds, 1e-9),
                 "train_s": self.seconds,
             }

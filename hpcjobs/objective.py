@@ -6,6 +6,8 @@
 - ``needs_data``: true if it cannot do without ``--data``;
 - ``environment``: variables that it sets itself unless they are set, for people to read in ``submit --dry-run``;
 - ``memory``: what a training needs, ``{"device_fixed_gb", "device_gb_per_image", "host_gb"}``, all optional;
+- ``final``: the function, ``module:function``, that trains with found parameters on all data and tests once
+  (``hpcjobs.final``);
 - ``imports``: modules that it imports when it runs, for a worker to import before its first trial.
 """
 
@@ -18,7 +20,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ class Declaration:
     needs_data: bool
     environment: Mapping[str, str] = field(default_factory=dict)
     memory: Mapping[str, float] | None = None
+    final: str | None = None
 
 
 def resolve(text: str) -> Callable[..., Any]:
@@ -84,6 +87,7 @@ def describe(text: str) -> dict[str, Any]:
         "parameters": None if declared is None else {str(name): dict(info) for name, info in declared.items()},
         "needs_data": bool(getattr(function, "needs_data", False)),
         "memory": getattr(function, "memory", None),
+        "final": getattr(function, "final", None),
         "environment": {str(name): str(value) for name, value in getattr(function, "environment", {}).items()},
         "module_file": getattr(sys.modules.get(function.__module__), "__file__", None),
     }
@@ -121,7 +125,7 @@ def inspect_objective(text: str, python: str | None = None) -> Declaration:
             f"objective: {text!r} cannot be imported with {command[0]}; correct the module; it says:\n  {tail}"
         )
     found = json.loads(answer)
-    return Declaration(found["parameters"], found["needs_data"], found["environment"], found["memory"])
+    return Declaration(**{field.name: found[field.name] for field in fields(Declaration)})
 
 
 def main(arguments: list[str] | None = None) -> int:

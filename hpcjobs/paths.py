@@ -84,6 +84,11 @@ class StudyPaths:
         return self.results / "report.html"
 
     @property
+    def final(self) -> Path:
+        """What the final trainings reached."""
+        return self.results / "final.json"
+
+    @property
     def figures(self) -> Path:
         return self.results / "figures"
 

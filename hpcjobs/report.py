@@ -22,6 +22,18 @@ example:
 """
 
 
+# pictures that hpcjobs.final leaves
+_OF_FINAL = (
+    ("Final trainings", "final", "Trained on all training data, tested once on data that no trial has seen."),
+    (
+        "",
+        "samples-default",
+        "Default parameters: true boxes on the left, detections with their confidence on the right.",
+    ),
+    ("", "samples-optimised", "Optimised parameters: true boxes on the left, detections on the right."),
+)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m hpcjobs.report",
@@ -82,6 +94,11 @@ def write_report(study: OpenStudy) -> None:
                 figures.append((heading, path, caption))
             else:
                 path.unlink(missing_ok=True)
+    figures += [
+        (heading, folder / f"{name}.png", caption)
+        for heading, name, caption in _OF_FINAL
+        if (folder / f"{name}.png").exists()
+    ]
     write_atomically(study.paths.report, page(data, figures, _commands(study)))
 
 

@@ -1,6 +1,8 @@
-"""Numbers and times as people read them."""
+"""Numbers and times as people read and write them."""
 
 from __future__ import annotations
+
+import argparse
 
 
 def number_text(value: object) -> str:
@@ -22,3 +24,10 @@ def duration(seconds: float | None) -> str:
     if hours:
         return f"{hours} h {minutes:02d} min"
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1 from the command line."""
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"found {text!r}; allowed: a whole number of at least 1")
+    return int(text)

@@ -35,12 +35,13 @@ class TrialTable:
             if width - _GAP > options.max_width:
                 break
             shown[name] = cells
-        table = Table(title=self._title, title_style="bold", title_justify="left", box=None, padding=(0, _GAP, 0, 0))
+        table = Table(box=None, padding=(0, _GAP, 0, 0))
         for name in shown:
             table.add_column(name, justify="right", no_wrap=True, header_style="bold")
         for row in zip(*shown.values(), strict=True):
             pruned = self._trials[int(table.row_count)].state.name == "PRUNED"
             table.add_row(*row, style="dim" if pruned else "")
+        yield Text(self._title, style="bold")
         yield table
         hidden = len(self._front) + len(self._parameters) - len(shown)
         if hidden:

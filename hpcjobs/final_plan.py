@@ -1,0 +1,107 @@
+"""The final trainings as a study of their own: which settings, which seeds, on what. Nothing is started here."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optuna.trial import FrozenTrial
+
+from hpcjobs.budget import RESULT
+from hpcjobs.config import Categorical, Choice, NamedWithOptions, Parameter, StudyFile
+from hpcjobs.errors import UserError
+from hpcjobs.load import read_study_file
+from hpcjobs.paths import StudyPaths, write_atomically
+from hpcjobs.plan import make_plan
+
+BEST, DEFAULT = "optimised", "default"
+SEED = "seed"
+
+
+@dataclass(frozen=True)
+class FinalPlan:
+    """``settings``: each setting's values of the parameters in which they differ. ``starts``: one entry a training."""
+
+    file: StudyFile
+    settings: dict[str, dict[str, Choice]]
+    starts: list[dict[str, Choice]]
+    best_trial: int
+
+    def setting_of(self, params: dict[str, Any]) -> str:
+        """Which setting a training with these parameters belongs to."""
+        return next(
+            name
+            for name, values in self.settings.items()
+            if all(params.get(parameter) == value for parameter, value in values.items())
+        )
+
+
+def plan_final(
+    file: StudyFile, best: FrozenTrial, objective: str, *, seeds: int, epochs: int, nodes: int | None, local_cores: int
+) -> FinalPlan:
+    """Train the best and the default parameters, each with ``seeds`` seeds, for ``epochs`` epochs.
+
+    What both have in common is fixed; where they differ, a parameter has exactly these two values. ``nodes``: None for
+    as many as the trainings fill.
+
+    Raises:
+        UserError: ``seed`` is searched, or the number of nodes does not suit.
+    """
+    if SEED in file.study.parameters:
+        raise UserError(f"the study searches {SEED!r} itself: the final trainings cannot repeat with other seeds")
+    changed = (best.user_attrs.get(RESULT) or {}).get("changed", {})
+    found: dict[str, Choice] = {**file.study.fixed, **changed, **best.params}
+    defaults = {name: file.defaults[name] for name in found if name in file.defaults and name in best.params}
+    differing = [name for name, value in defaults.items() if value != found[name]]
+    settings = {BEST: {name: found[name] for name in differing}}
+    if len(defaults) == len(best.params) and differing:
+        settings[DEFAULT] = {name: defaults[name] for name in differing}
+    common = {name: value for name, value in found.items() if name not in differing or len(settings) == 1}
+    numbers: tuple[Choice, ...] = tuple(range(max(2, seeds)))
+    parameters: dict[str, Parameter] = {SEED: Categorical(type="categorical", values=numbers)}
+    if len(settings) > 1:
+        for name in differing:
+            values = (settings[BEST][name], settings[DEFAULT][name])
+            parameters[name] = Categorical(type="categorical", values=values)
+    common.pop(SEED, None)
+    starts = [{**values, SEED: seed} for seed in range(seeds) for values in settings.values()]
+    if len(settings) == 1:
+        settings, starts = {BEST: {}}, [{SEED: seed} for seed in range(seeds)]
+    study = file.study.model_copy(
+        update={
+            "objective": objective,
+            "parameters": parameters,
+            "fixed": common,
+            "sampler": NamedWithOptions(name="random"),
+            "pruner": NamedWithOptions(name="none"),
+            "trials": len(starts),
+            "epochs": epochs,
+        }
+    )
+    run = file.run.model_copy(update={"nodes": nodes or 1})
+    final = file.model_copy(update={"name": f"{file.name}-final", "study": study, "run": run})
+    if nodes is None and file.cluster is not None:
+        workers = make_plan(final, local_cores=local_cores).workers_per_node
+        filled = min(file.run.nodes, math.ceil(len(starts) / workers))
+        final = final.model_copy(update={"run": run.model_copy(update={"nodes": filled})})
+    return FinalPlan(final, settings, starts, best.number)
+
+
+def _plan_file(paths: StudyPaths) -> Path:
+    return paths.folder / "final.json"
+
+
+def write_plan(paths: StudyPaths, plan: FinalPlan) -> None:
+    """Keep in the final study's folder what its own study.yaml does not say."""
+    kept = {"settings": plan.settings, "starts": plan.starts, "best_trial": plan.best_trial}
+    write_atomically(_plan_file(paths), json.dumps(kept, indent=2) + "\n")
+
+
+def read_plan(paths: StudyPaths) -> FinalPlan | None:
+    """The plan of a final study that was begun; None where there is none."""
+    if not _plan_file(paths).exists():
+        return None
+    return FinalPlan(read_study_file(paths), **json.loads(_plan_file(paths).read_bytes()))

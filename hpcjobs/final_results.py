@@ -1,0 +1,139 @@
+"""What came of the final trainings: figures of each setting over its seeds, as table, files and pictures."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from optuna.trial import FrozenTrial, TrialState
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from hpcjobs.budget import RESULT, predecessor
+from hpcjobs.final_plan import BEST, DEFAULT, SEED, FinalPlan
+from hpcjobs.paths import StudyPaths, write_atomically
+from hpcjobs.study import OpenStudy
+from hpcjobs.text import number_text
+
+# figures between 0 and 1 that people read in percent
+PERCENT = {"precision": "P %", "recall": "R %", "map50": "mAP50 %", "map": "mAP %"}
+NOT_QUALITY = {"images_per_s"}
+SAMPLES = "samples.png"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A figure over the seeds of a setting; ``deviation`` is the sample's, 0 for one seed."""
+
+    mean: float
+    deviation: float
+    values: list[float]
+
+    @classmethod
+    def of(cls, values: list[float]) -> Spread:
+        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0, values)
+
+
+@dataclass(frozen=True)
+class FinalResults:
+    """``figures[setting][figure]`` over the seeds that completed; ``failed`` trainings are missing there."""
+
+    figures: dict[str, dict[str, Spread]]
+    failed: int
+
+    @property
+    def names(self) -> list[str]:
+        return list(dict.fromkeys(name for own in self.figures.values() for name in own if name not in NOT_QUALITY))
+
+    def gain(self, name: str) -> float | None:
+        """How much better the optimised parameters are in the mean."""
+        if any(name not in self.figures.get(setting, {}) for setting in (BEST, DEFAULT)):
+            return None
+        return self.figures[BEST][name].mean - self.figures[DEFAULT][name].mean
+
+    def beyond_spread(self, name: str) -> bool:
+        """Whether the two settings' means lie further apart than both deviations together."""
+        gain = self.gain(name)
+        both = sum(self.figures[setting][name].deviation for setting in (BEST, DEFAULT)) if gain is not None else 0.0
+        return gain is not None and abs(gain) > both
+
+    def as_dict(self) -> dict[str, Any]:
+        gains = {name: self.gain(name) for name in self.names}
+        return {
+            "figures": {s: {name: asdict(spread) for name, spread in own.items()} for s, own in self.figures.items()},
+            "gains": {name: gain for name, gain in gains.items() if gain is not None},
+            "failed": self.failed,
+        }
+
+
+def completed(study: OpenStudy) -> list[FrozenTrial]:
+    return study.trials((TrialState.COMPLETE,))
+
+
+def results_of(study: OpenStudy, plan: FinalPlan) -> FinalResults:
+    """The figures of all trainings that completed; the objective's value is one of them where it gives no others."""
+    collected: dict[str, dict[str, list[float]]] = {setting: {} for setting in plan.settings}
+    for trial in completed(study):
+        own = collected[plan.setting_of(trial.params)]
+        reported: dict[str, float] = (trial.user_attrs.get(RESULT) or {}).get("figures", {})
+        for name, value in (reported or {"value": trial.values[0]}).items():
+            own.setdefault(name, []).append(value)
+    figures = {
+        setting: {name: Spread.of(values) for name, values in own.items()} for setting, own in collected.items() if own
+    }
+    continued = {predecessor(trial) for trial in study.trials()}
+    failed = sum(trial.number not in continued for trial in study.trials((TrialState.FAIL,)))
+    return FinalResults(figures, failed)
+
+
+def title_of(results: FinalResults) -> str:
+    seeds = max(len(spread.values) for own in results.figures.values() for spread in own.values())
+    return f"tested once on data that no trial has seen; {seeds} seed{'s' * (seeds != 1)} each"
+
+
+def table_of(results: FinalResults) -> Table:
+    """Mean and deviation of every figure over the seeds. A gain in brackets is smaller than the deviations together."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), show_edge=False)
+    table.add_column("parameters", no_wrap=True)
+    names = results.names
+    for name in names:
+        table.add_column(PERCENT.get(name, name), justify="right", no_wrap=True)
+    for setting in (DEFAULT, BEST):
+        own = results.figures.get(setting)
+        if own:
+            table.add_row(setting, *(_cell(name, own.get(name)) for name in names))
+    if any(results.gain(name) is not None for name in names):
+        table.add_section()
+        table.add_row("gain", *(_gain_cell(results, name) for name in names))
+    return table
+
+
+def _gain_cell(results: FinalResults, name: str) -> str:
+    gain = results.gain(name)
+    if gain is None:
+        return ""
+    text = f"{100 * gain:+.1f}" if name in PERCENT else f"{gain:+.4g}"
+    return text if results.beyond_spread(name) else f"({text})"
+
+
+def _cell(name: str, spread: Spread | None) -> str:
+    if spread is None:
+        return ""
+    if name in PERCENT:
+        return f"{100 * spread.mean:.1f} ± {100 * spread.deviation:.1f}"
+    return f"{number_text(spread.mean)} ± {number_text(spread.deviation)}"
+
+
+def write_results(study: OpenStudy, plan: FinalPlan, results: FinalResults, where: StudyPaths) -> None:
+    """Write ``final.json``, the curves and the pictures of samples into the searched study's results."""
+    write_atomically(where.final, json.dumps(results.as_dict(), indent=2) + "\n")
+    for setting in plan.settings:
+        own = [trial for trial in completed(study) if plan.setting_of(trial.params) == setting]
+        for trial in sorted(own, key=lambda trial: trial.params[SEED])[:1]:
+            picture = study.paths.trial(trial.number) / SAMPLES
+            if picture.exists():
+                where.figures.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(picture, where.figures / f"samples-{setting}.png")

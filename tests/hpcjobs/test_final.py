@@ -1,0 +1,129 @@
+"""After the study: both settings with several seeds, tested once, as one more study of the same kind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna.trial import TrialState, create_trial
+from rich.console import Console
+
+from hpcjobs.budget import count
+from hpcjobs.config import RunConfig, StudyConfig, StudyFile
+from hpcjobs.errors import UserError
+from hpcjobs.final_plan import BEST, DEFAULT, FinalPlan, plan_final
+from hpcjobs.final_results import FinalResults, Spread, table_of
+from hpcjobs.load import write_study_file
+from hpcjobs.paths import StudyPaths
+from hpcjobs.sampling import distribution
+from hpcjobs.study import open_study
+
+HERE = Path(__file__).parent
+
+
+def final(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hpcjobs.final", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=HERE)
+
+
+def searched(studies: Any, objective: str = "with_final", **more: Any) -> Any:
+    """A study of ``x`` whose objective declares the default 0.5, not yet run."""
+    study = studies.create(objective, trials=3, fixed={"momentum": 0.9}, **more)
+    file = study.file.model_copy(update={"defaults": {"x": 0.5, "momentum": 0.1}})
+    write_study_file(study.paths, file)
+    return study
+
+
+def planned(defaults: dict[str, Any], best: dict[str, Any], **more: Any) -> FinalPlan:
+    space = {"x": {"type": "uniform", "min": 0.0, "max": 1.0}, "kind": {"type": "categorical", "values": ["a", "b"]}}
+    study = StudyConfig.model_validate({"objective": "m:f", "parameters": space, "fixed": {"size": 3}, **more})
+    trial = create_trial(
+        state=TrialState.COMPLETE,
+        value=1.0,
+        params=best,
+        distributions={name: distribution(study.parameters[name]) for name in best},
+    )
+    file = StudyFile(name="s", study=study, run=RunConfig(), defaults=defaults)
+    return plan_final(file, trial, "m:final", seeds=2, epochs=7, nodes=None, local_cores=2)
+
+
+def test_what_both_settings_share_is_fixed_and_the_rest_takes_exactly_two_values() -> None:
+    plan = planned({"x": 0.5, "kind": "a", "size": 9}, {"x": 0.7, "kind": "a"})
+    assert plan.file.study.fixed == {"size": 3, "kind": "a"}
+    assert plan.starts == [{"x": x, "seed": seed} for seed in (0, 1) for x in (0.7, 0.5)]
+    assert (plan.file.study.trials, plan.file.study.epochs, plan.file.study.pruner.name) == (4, 7, "none")
+    assert [plan.setting_of(start) for start in plan.starts] == [BEST, DEFAULT, BEST, DEFAULT]
+
+
+@pytest.mark.parametrize("defaults", [{}, {"x": 0.7, "kind": "a"}])
+def test_without_other_defaults_only_the_optimised_parameters_are_trained_with(defaults: dict[str, Any]) -> None:
+    plan = planned(defaults, {"x": 0.7, "kind": "a"})
+    assert plan.starts == [{"seed": 0}, {"seed": 1}]
+    assert plan.file.study.fixed == {"size": 3, "x": 0.7, "kind": "a"}
+    assert plan.setting_of({"seed": 1}) == BEST
+
+
+def test_a_searched_seed_is_refused() -> None:
+    with pytest.raises(UserError, match="seed"):
+        planned({}, {"x": 0.7}, parameters={"seed": {"type": "int", "min": 0, "max": 9}, **_space()})
+
+
+def _space() -> dict[str, Any]:
+    return {"x": {"type": "uniform", "min": 0.0, "max": 1.0}, "kind": {"type": "categorical", "values": ["a", "b"]}}
+
+
+def test_a_study_that_has_not_ended_keeps_the_evaluation_data_unseen(studies: Any) -> None:
+    study = searched(studies)
+    done = final(study.paths.folder)
+    assert done.returncode == 2
+    assert "the study has not ended (0 trials running, 3 waiting)" in done.stderr
+    assert not (study.paths.folder / "final").exists()
+
+
+def test_both_settings_are_trained_with_every_seed_and_compared(studies: Any) -> None:
+    study = searched(studies)
+    studies.worker(study).wait(30)
+    shown = final(study.paths.folder, "--seeds", "2", "--dry-run")
+    assert "4 trainings of 6 epochs by objectives:final_training" in shown.stdout
+    assert not (study.paths.folder / "final").exists()
+    done = final(study.paths.folder, "--seeds", "2")
+    assert done.returncode == 0, done.stderr
+    best = min(study.trials(), key=lambda trial: trial.value)
+    found = json.loads(study.paths.final.read_text())["figures"]
+    assert found[DEFAULT]["map"]["values"] == [0.5, 0.51]
+    assert found[BEST]["map"]["values"] == [pytest.approx(best.params["x"]), pytest.approx(best.params["x"] + 0.01)]
+    assert "50.5 ± 0.7" in done.stdout
+    made = open_study(StudyPaths(study.paths.folder / "final"))
+    assert count(made).completed == 4
+    assert (study.paths.figures / "samples-default.png").read_text() == "0.5"
+    again = final(study.paths.folder)
+    assert "50.5 ± 0.7" in again.stdout
+    assert count(made).budget == 4
+
+
+def test_an_objective_without_a_final_training_says_what_to_declare(studies: Any) -> None:
+    study = searched(studies, "quadratic")
+    studies.worker(study).wait(30)
+    done = final(study.paths.folder)
+    assert done.returncode == 2
+    assert "declares no function for the final training" in done.stderr
+
+
+def test_a_gain_within_the_spread_is_marked() -> None:
+    figures = {
+        DEFAULT: {"map": Spread.of([0.50, 0.51, 0.52]), "recall": Spread.of([0.5, 0.6])},
+        BEST: {"map": Spread.of([0.56, 0.57, 0.58]), "recall": Spread.of([0.52, 0.61])},
+    }
+    results = FinalResults(figures, failed=0)
+    assert results.beyond_spread("map")
+    assert not results.beyond_spread("recall")
+    console = Console(width=80, record=True)
+    console.print(table_of(results))
+    text = console.export_text()
+    assert "51.0 ± 1.0" in text
+    assert "+6.0" in text
+    assert "(+1.5)" in text
