@@ -38,7 +38,7 @@ demo: setup ## a small study on this machine, from rendered data to the best par
 
 test: setup cluster-packages ## ruff, mypy, shellcheck and pytest; as root on Debian the cluster tests too
 	@$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 lint: setup ## ruff, mypy and shellcheck alone
 	$(BIN)/ruff check .

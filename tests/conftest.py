@@ -1,0 +1,20 @@
+"""How the tests are spread over processes (``pytest -n 2 --dist loadgroup``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+# these share something costly: a running cluster, a compiled extension
+TOGETHER = ("cluster", "hip_kernels")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep a file's tests in one process, and those of the cluster, which mostly wait, beside all others."""
+    for item in items:
+        folder = item.path.relative_to(HERE).parts[0]
+        item.add_marker(pytest.mark.xdist_group(folder if folder in TOGETHER else str(item.path)))
+    items.sort(key=lambda item: HERE / "cluster" not in item.path.parents)
