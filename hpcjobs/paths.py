@@ -108,7 +108,7 @@ def write_atomically(path: Path, data: bytes | str, *, durable: bool = True) -> 
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
-        os.replace(temporary, path)
+        Path(temporary).replace(path)
     except BaseException:
-        os.unlink(temporary)
+        Path(temporary).unlink()
         raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import warnings
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hpcjobs.config import Categorical, Choice, Int, LogUniform, NamedWithOptions, Parameter, StudyConfig
@@ -23,7 +24,7 @@ PRUNERS = {
     "none": "NopPruner",
     "median": "MedianPruner",
     "percentile": "PercentilePruner",
-    "asha": "SuccessiveHalvingPruner",
+    "asha": "HalvingPruner",  # our own: see hpcjobs.halving
     "hyperband": "HyperbandPruner",
     "threshold": "ThresholdPruner",
     "patient": "PatientPruner",
@@ -78,8 +79,14 @@ def make_pruner(config: StudyConfig) -> optuna.pruners.BasePruner:
     """
     import optuna
 
+    from hpcjobs import halving
+
     class_name = _class_name("pruner", config.pruner, PRUNERS)
-    pruner: optuna.pruners.BasePruner = _build("pruner", config.pruner, optuna.pruners, class_name)
+    module: ModuleType = optuna.pruners
+    more: dict[str, Any] = {}
+    if class_name == "HalvingPruner":
+        module, more = halving, {"epochs": config.epochs}
+    pruner: optuna.pruners.BasePruner = _build("pruner", config.pruner, module, class_name, **more)
     return pruner
 
 

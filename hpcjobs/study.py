@@ -129,6 +129,15 @@ def extend(study: OpenStudy, more: int) -> None:
         _enqueue(study.storage, study.study_id, more)
 
 
+def default_starts(file: StudyFile) -> list[dict[str, Choice]]:
+    """The defaults that the objective declares, for the first trial: what is found is compared with them anyway, and
+    the sampler learns from what people already know. Empty where none is declared or lies in the search space."""
+    spaces = file.study.parameters
+    values = {name: file.defaults[name] for name in spaces if name in file.defaults}
+    fitting = {name: value for name, value in values.items() if fits(distribution(spaces[name]), value)}
+    return [fitting] if fitting else []
+
+
 def best_starts(file: StudyFile, old: OpenStudy, at_most: int | None = None) -> list[dict[str, Choice]]:
     """The best parameters of an older study for the first trials of the new one that ``file`` describes.
 

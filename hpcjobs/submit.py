@@ -178,7 +178,7 @@ def make(submission: Submission) -> None:
     """Make the study with all its trials waiting, or give an existing one more."""
     import optuna
 
-    from hpcjobs.study import best_starts, create_study, extend, open_study
+    from hpcjobs.study import best_starts, create_study, default_starts, extend, open_study
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     cluster = submission.file.cluster
@@ -189,7 +189,8 @@ def make(submission: Submission) -> None:
         submission.paths.folder.mkdir(parents=True, exist_ok=True)
         check_writers(submission.paths.folder, group_writable=consent)  # somebody may have been quicker than us
         old = submission.warm_start
-        starts = best_starts(submission.file, open_study(old)) if old is not None else []
+        starts = default_starts(submission.file)
+        starts += best_starts(submission.file, open_study(old)) if old is not None else []
         create_study(submission.paths, submission.file, starts)
     elif submission.more_trials:
         extend(open_study(submission.paths), submission.more_trials)

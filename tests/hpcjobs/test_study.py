@@ -25,7 +25,7 @@ from hpcjobs.owners import OWNER, Owner
 from hpcjobs.paths import StudyPaths
 from hpcjobs.recovery import MOST_DEATHS_WITHOUT_PROGRESS, inherit_files, recover
 from hpcjobs.sampling import make_pruner, make_sampler, suggest
-from hpcjobs.study import OpenStudy, best_starts, create_study, extend, open_study
+from hpcjobs.study import OpenStudy, best_starts, create_study, default_starts, extend, open_study
 
 CASES = Path(__file__).parent / "cases"
 DEATH = Failure(FailureClass.WORKER, "killed")
@@ -304,6 +304,14 @@ def test_what_a_trial_draws_depends_on_its_number_not_on_the_worker(studies: Any
     first = draw(studies.create("quadratic", seed=3, sampler=random))
     assert first == draw(studies.create("quadratic", seed=3, sampler=random))
     assert len(set(first)) == len(first)
+
+
+@pytest.mark.parametrize(("declared", "starts"), [({"x": 1.5, "y": 3}, [{"x": 1.5}]), ({"x": 99.0}, []), ({}, [])])
+def test_the_first_trial_takes_the_defaults_where_they_lie_in_the_search_space(
+    declared: dict[str, Any], starts: list[dict[str, Any]], studies: Any
+) -> None:
+    file = studies.create("quadratic").file.model_copy(update={"defaults": declared})
+    assert default_starts(file) == starts
 
 
 def test_a_warm_start_tries_the_best_of_an_older_study_first(studies: Any) -> None:
