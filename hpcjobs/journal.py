@@ -31,7 +31,7 @@ from hpcjobs.journal_replay import Replay, no_garbage_collection
 from hpcjobs.paths import StudyPaths
 
 # How often a worker that only writes looks whether its trial was taken from it.
-_LOOK_EVERY_S = 0.5
+_LOOK_EVERY_S = 2.0
 # A snapshot is written by whoever replayed this much on opening, and by the worker that ends every so-many-th trial.
 _SNAPSHOT_AFTER_RECORDS = 5000
 _SNAPSHOT_EVERY_TRIALS = 1000
