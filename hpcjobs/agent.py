@@ -24,7 +24,7 @@ from hpcjobs.pressure import PressureLog
 from hpcjobs.recovery import recover_worker, worker_death
 from hpcjobs.slurm_control import SlurmUnavailableError
 from hpcjobs.spec import Control, control_file
-from hpcjobs.steps import Ending, Step, start_due
+from hpcjobs.steps import MOST_STARTING, Ending, Step, start_due
 from hpcjobs.study import OpenStudy
 
 log = logging.getLogger("hpcjobs.node")
@@ -85,7 +85,7 @@ class NodeAgent:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
             signal.signal(number, self._on_signal)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal that submitted may close
-        at_once = max(4, os.cpu_count() or 1)
+        at_once = min(MOST_STARTING, max(4, os.cpu_count() or 1))
         try:
             while self._beat():
                 self._reap()

@@ -42,7 +42,9 @@ def shared_gpus(folder: Path) -> Iterator[bool]:
     try:
         yield _started(program)
     finally:
-        subprocess.run([program], input="quit\n", text=True, capture_output=True, timeout=TIMEOUT_S)
+        # with our folders always: without them this would end another's service
+        own = {**os.environ, **variables}
+        subprocess.run([program], input="quit\n", text=True, capture_output=True, timeout=TIMEOUT_S, env=own)
         for name in variables:
             os.environ.pop(name, None)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import optuna
 
+from hpcjobs import mps
 from hpcjobs.agent import NodeAgent, new_report
 from hpcjobs.cores import allowed_cpus
 from hpcjobs.devices import find_gpus, places, worker_environment
@@ -139,9 +140,13 @@ def _run(paths: StudyPaths, job: Job, folder_here: Path, token: str) -> tuple[in
     log.info("node agent of %s on %s, run %d of this element", job.element, node_name(), job.restarts + 1)
     check_mode(plan)
     steps = make_steps(study, plan, job, folder_here, token)
-    devices = {step.report().device for step in steps} - {""}
+    on_gpus = [step.report().device for step in steps if step.report().device]
+    devices = set(on_gpus)
     log.info("%d workers on %s", len(steps), f"{len(devices)} logical GPUs" if devices else "CPU cores alone")
-    with _journal_server(paths, folder_here / "journal.socket"):
+    shared = mps.shared_gpus(folder_here) if len(on_gpus) > len(devices) else contextlib.nullcontext(False)
+    with shared as with_mps, _journal_server(paths, folder_here / "journal.socket"):
+        if with_mps:
+            log.info("workers on one GPU share it through MPS")
         agent = NodeAgent(study, plan, job, folder_here, steps, token)
         return agent.run(), agent.wants_requeue
 

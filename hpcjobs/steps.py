@@ -29,6 +29,10 @@ LONGEST_PAUSE_S = 10.0
 # a worker whose status has not changed for so long is taken for hung, and killed
 HUNG_S = 600.0
 STARTING_S = 300.0
+# a start that takes longer, since Slurm creates no step at the moment, say, no longer counts among those under way
+SLOW_START_S = 20.0
+# starts under way at any time, at most: more of them only wait for slurmctld and for the shared filesystem
+MOST_STARTING = 16
 # a worker that outlives its srun gets so long without a sign of life
 ENDING_S = 10.0
 # stands for an srun that ended with 0 although its worker never said that it had
@@ -77,6 +81,7 @@ class Step:
         self._deaths = 0
         self._device_faults = 0
         self._due = 0.0
+        self._started = 0.0
         self._silent_s = 0.0
         self._looked = time.monotonic()
         self._finished_before = 0
@@ -87,7 +92,8 @@ class Step:
 
     @property
     def starting(self) -> bool:
-        return self.live and self.status is None
+        """Started and not heard of yet; one that takes long does not hold up the others."""
+        return self.live and self.status is None and time.monotonic() - self._started < SLOW_START_S
 
     def due(self) -> bool:
         return self.state == "pending" and time.monotonic() >= self._due
@@ -110,6 +116,7 @@ class Step:
                 start_new_session=True,
             )
         self._starts += 1
+        self._started = time.monotonic()
         self.status = None
         self.state = "live"
         self._silent_s = 0.0

@@ -20,6 +20,7 @@ from hpcjobs.owners import process_start
 from hpcjobs.plan import Plan
 from hpcjobs.slurm import module_command, srun_command
 from hpcjobs.spec import NODE_FOLDER, WorkerSpec, control_file, spec_file, status_file
+from hpcjobs.steps import MOST_STARTING, SLOW_START_S
 from hpcjobs.throughput_plan import Setup, ThroughputPaths
 from hpcjobs.throughput_protocol import Protocol
 
@@ -27,7 +28,6 @@ log = logging.getLogger("hpcjobs.throughput")
 
 MOST_STARTS = 3
 PAUSE_S = 2.0
-# between two starts, and at most so many that have not reported yet: more at once swamp slurmd and the disk
 BETWEEN_STARTS_S = 0.05
 GRACE_S = 5.0
 
@@ -41,6 +41,7 @@ class Member:
         self._process: subprocess.Popen[bytes] | None = None
         self._starts = 0
         self._due = 0.0
+        self._started = 0.0
 
     @property
     def index(self) -> int:
@@ -50,12 +51,17 @@ class Member:
     def live(self) -> bool:
         return self._process is not None
 
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self._started
+
     def due(self) -> bool:
         return not self.out and self._process is None and time.monotonic() >= self._due
 
     def start(self, node_folder: Path) -> None:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         self._starts += 1
+        self._started = time.monotonic()
         with self._log.open("ab") as output:
             self._process = subprocess.Popen(
                 self._command,
@@ -106,7 +112,7 @@ class Crew:
 
     def __init__(self, members: Sequence[Member], protocol: Protocol) -> None:
         self.members, self._protocol = list(members), protocol
-        self._at_once = max(4, os.cpu_count() or 1)
+        self._at_once = min(MOST_STARTING, max(4, os.cpu_count() or 1))
 
     def tend(self) -> list[tuple[int, str]]:
         """Start what is due; returns the workers that have died since the last call, and how."""
@@ -128,7 +134,11 @@ class Crew:
         return deaths
 
     def _starting(self) -> int:
-        return sum(member.live and not self._protocol.up_file(member.index).exists() for member in self.members)
+        """Started and not heard of yet; one that takes long does not hold up the others."""
+        return sum(
+            member.live and member.age_s < SLOW_START_S and not self._protocol.up_file(member.index).exists()
+            for member in self.members
+        )
 
     def kill(self) -> None:
         """Ask all to end before waiting for any."""

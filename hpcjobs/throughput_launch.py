@@ -44,7 +44,8 @@ def submit_jobs(paths: ThroughputPaths, file: ThroughputFile) -> dict[str, str]:
     import submitit
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-    known, new = recorded(paths), {}
+    known = recorded(paths)
+    new: dict[str, str] = {}
     for mode in open_modes(paths, file):
         name = mode or "as-is"
         if name in known and _alive([known[name]]):
