@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -81,6 +82,13 @@ def read_parameters(config: Path | None, settings: list[str]) -> dict[str, Any]:
     return values
 
 
+def make_writable(folder: Path) -> None:
+    """Make the folder of a training now: the first epoch must not be lost because it cannot be saved."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"{folder}: you cannot write there; choose another --out")
+
+
 def make_trainer(given: argparse.Namespace) -> Trainer:
     """The trainer that the command line asks for, with its first or its restored weights."""
     path = given.out / "checkpoint.pt"
@@ -95,6 +103,7 @@ def make_trainer(given: argparse.Namespace) -> Trainer:
     hyperparameters, options, runtime = from_flat_mapping(values, str(given.config or "parameters"))
     data = PackedDataset(given.data)
     splits = data.split(given.train_split), data.split(given.validation_split)
+    make_writable(given.out)
     trainer = Trainer(*splits, hyperparameters, options, runtime_from(given, runtime))
     if given.resume:
         trainer.restore(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shlex
 import signal
 import sys
 import time
@@ -34,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     counts = count(study)
     print(f"cancelled: {counts.finished} of {counts.budget} trials have ended, {counts.left} are left")
     if counts.left:
-        print(f"to go on: python -m hpcjobs.submit --resume {study.paths.folder}")
+        print(f"to go on: python -m hpcjobs.submit --resume {shlex.quote(str(study.paths.folder))}")
     return 0
 
 

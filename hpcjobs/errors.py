@@ -11,10 +11,11 @@ from collections.abc import Callable
 EXIT_USER_ERROR = 2
 # what a shell reports for a process that SIGPIPE has ended
 EXIT_CLOSED_PIPE = 141
+EXIT_INTERRUPTED = 130
 
 # what a path that a user gave can be: too long, in a loop of links, below a file, not ours, on a disk that is full
 _OF_A_PATH = frozenset(
-    {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS}
+    {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS}
     | {errno.ENOSPC, errno.EDQUOT}
 )
 
@@ -49,7 +50,7 @@ def run_entry(main: Callable[[], int | None]) -> int:
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return 130
+        return EXIT_INTERRUPTED
 
 
 def _reader_is_gone() -> bool:

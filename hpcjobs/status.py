@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -76,20 +77,21 @@ def show_placement(paths: StudyPaths, console: Console) -> None:
     console.print("  ".join(f"{mark} {state}" for state, (mark, _) in CELLS.items()), style="dim", markup=False)
 
 
-def watch(paths: StudyPaths) -> None:
-    """Show a study until it ends, or until none of its nodes is left. Ctrl-C only ends the watching."""
+def watch(paths: StudyPaths) -> bool:
+    """Show a study until it ends, or until none of its nodes is left. False if Ctrl-C ended the watching before."""
     console = Console(highlight=False)
     try:
         last = _follow(open_study(paths), console)
     except KeyboardInterrupt:
         console.print("no longer watching")
-        return
+        return False
     if not last.finished:
         console.print(
             f"No node runs any more and {last.counts.left} trials are left. Logs: {paths.logs}\n"
-            f"To go on: python -m hpcjobs.submit --resume {paths.folder}",
+            f"To go on: python -m hpcjobs.submit --resume {shlex.quote(str(paths.folder))}",
             style="yellow",
         )
+    return True
 
 
 def _follow(study: OpenStudy, console: Console) -> Snapshot:

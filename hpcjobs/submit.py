@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from hpcjobs.config import CONTROL_CHARACTER, MODES, MOST_TRIALS
-from hpcjobs.errors import UserError, run_entry
+from hpcjobs.errors import EXIT_INTERRUPTED, UserError, run_entry
 from hpcjobs.load import nearest
 from hpcjobs.paths import StudyPaths
 from hpcjobs.plan import Plan
@@ -53,9 +53,10 @@ def main(arguments: list[str] | None = None) -> int:
     if options.prepare:
         print(f"\nmade, not started; by hand: sbatch --array=... slurm/study.sbatch {_quoted(submission.paths)}")
         return 0
+    if submission.plan.cluster is None:
+        return run_here(submission, detach=options.detach)
     start(submission)
-    on_slurm = submission.plan.cluster is not None
-    return 0 if options.detach or (on_slurm and not options.wait) else follow(submission.paths)
+    return follow(submission.paths) if options.wait and not options.detach else 0
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -224,13 +225,27 @@ def start(submission: Submission) -> None:
     print(f"  cancel   python -m hpcjobs.cancel {folder}", flush=True)
 
 
+def run_here(submission: Submission, *, detach: bool) -> int:
+    """Run a study on this machine. Ctrl-C ends it, at whatever moment: the terminal tells the agent as well."""
+    from hpcjobs.cancel import main as cancel
+
+    try:
+        start(submission)
+        code = 0 if detach else follow(submission.paths)
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    if code == EXIT_INTERRUPTED:
+        print("stopping the workers; what they have saved is kept", flush=True)
+        cancel([str(submission.paths.folder)])
+    return code
+
+
 def follow(paths: StudyPaths) -> int:
-    """Watch the study until it ends, then show its results."""
+    """Watch the study until it ends, then show its results; 130 if Ctrl-C ended the watching."""
     from hpcjobs.collect import main as collect
     from hpcjobs.status import watch
 
-    watch(paths)
-    return collect([str(paths.folder)])
+    return collect([str(paths.folder)]) if watch(paths) else EXIT_INTERRUPTED
 
 
 def _quoted(paths: StudyPaths) -> str:

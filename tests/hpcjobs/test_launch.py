@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
+import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from hpcjobs.budget import count
 from hpcjobs.heartbeat import read_nodes
 from hpcjobs.launch import cancel_requested, recorded, request_cancel
-from hpcjobs.study import extend
+from hpcjobs.owners import process_gone
+from hpcjobs.paths import StudyPaths
+from hpcjobs.study import extend, open_study
+from tests.hpcjobs.conftest import wait_for
 
 
 def run(module: str, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -66,6 +72,26 @@ def test_cancel_ends_the_node_and_the_study_can_go_on(studies: Any) -> None:
     assert count(study).waiting == 2
     studies.launch(study)
     assert studies.finish(study).completed == 2
+
+
+def test_ctrl_c_ends_a_study_on_this_machine_and_says_how_to_go_on(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(
+        "objective: tests.hpcjobs.objectives:epochs\nparameters: {x: {type: int, min: 1, max: 9}}\n"
+    )
+    folder = tmp_path / "it's a study"
+    command = [sys.executable, "-m", "hpcjobs.submit", "--study", str(tmp_path / "s.yaml"), "--folder", str(folder)]
+    more = ["--trials", "2", "--workers", "2", "--epochs", "500"]
+    process = subprocess.Popen([*command, *more], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    paths = StudyPaths(folder)
+    wait_for(lambda: paths.journal.exists() and read_nodes(paths) and count(open_study(paths)).running == 2)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "0 of 2 trials have ended, 2 are left" in said
+    assert f"--resume {shlex.quote(str(folder))}" in said
+    (node,) = read_nodes(paths)
+    assert process_gone(node.pid, node.start)
+    assert count(open_study(paths)).waiting == 2
 
 
 def test_cancel_of_what_is_no_study_is_refused(tmp_path: Any) -> None:
