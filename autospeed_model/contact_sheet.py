@@ -68,7 +68,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m autospeed_model.contact_sheet",
         description="Show augmented training samples with their boxes in one picture.",
-        epilog="example: python -m autospeed_model.contact_sheet --data demo/packed --out sheet.png --set degrees=10",
+        epilog="example:\n  python -m autospeed_model.contact_sheet --data demo/data --out sheet.png --set degrees=10",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--data", type=Path, required=True, metavar="FOLDER", help="prepared dataset")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="picture to write, .png or .jpg")

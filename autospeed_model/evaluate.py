@@ -22,7 +22,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m autospeed_model.evaluate",
         description="Precision, recall and average precision of a network on one split of a prepared dataset.",
-        epilog="example: python -m autospeed_model.evaluate --data prepared --weights runs/train/best.pt",
+        epilog="example:\n  python -m autospeed_model.evaluate --data prepared --weights runs/train/best.pt",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--data", type=Path, required=True, help="dataset folder made by autospeed_model.prepare")
     parser.add_argument("--weights", type=Path, help="best.pt, last.pt or checkpoint.pt of a training")

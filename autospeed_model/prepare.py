@@ -52,7 +52,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         prog="python -m autospeed_model.prepare",
         description="Bring OpenLane (archives or unpacked folders) into arrays that training maps into memory.",
         epilog="examples:\n  python -m autospeed_model.prepare /data/openlane /scratch/packed\n"
-        "  python -m autospeed_model.prepare demo/openlane demo/packed --variant autospeed --strict",
+        "  python -m autospeed_model.prepare demo/openlane /scratch/packed --variant autospeed --strict",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(

@@ -179,7 +179,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m autospeed_model.render",
         description="Render driving scenes with their labels in OpenLane's layout.",
-        epilog="example: python -m autospeed_model.render demo/openlane --segments 12 --frames 40",
+        epilog="example:\n  python -m autospeed_model.render demo/openlane --segments 12 --frames 40",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to make: OUT/images, OUT/cipo, OUT/scene")
     parser.add_argument("--segments", type=int, default=12, help="training segments (default 12)")

@@ -60,8 +60,10 @@ def main(arguments: list[str] | None = None) -> int:
             "there are no best parameters."
         )
         return 1
-    console.print(f"\nbest parameters  {paths.best_params}\nall trials       {paths.trials_csv}")
-    console.print(f"summary          {paths.summary}")
+    lines = (
+        f"\nbest parameters  {paths.best_params}\nall trials       {paths.trials_csv}\nsummary          {paths.summary}"
+    )
+    console.print(lines, soft_wrap=True)
     if study.file.study.objective.startswith("autospeed_model."):
         data = f" --data {shlex.quote(str(study.file.run.data))}" if study.file.run.data else ""
         command = f"python -m autospeed_model.train{data} --config {shlex.quote(str(paths.best_params))}"

@@ -53,7 +53,7 @@ def show(found: Probe, between_nodes: bool | None, console: Console) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m hpcjobs.doctor",
-        description=__doc__,
+        description="Try what the filesystem of a study folder really does, and say which lock a study there takes.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

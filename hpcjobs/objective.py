@@ -132,7 +132,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m hpcjobs.objective",
         description="Import an objective and print what it declares: its parameters, and whether it needs data.",
-        epilog="example: python -m hpcjobs.objective autospeed_model.objective:train_trial",
+        epilog="example:\n  python -m hpcjobs.objective autospeed_model.objective:train_trial",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("objective", help="module:function")
     text = parser.parse_args(arguments).objective

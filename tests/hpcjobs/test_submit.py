@@ -273,3 +273,9 @@ def test_a_study_is_resumed_with_more_nodes_and_trials_but_never_made_twice(
 def test_the_overview_names_the_commands_that_are_there() -> None:
     done = subprocess.run([sys.executable, "-m", "hpcjobs"], capture_output=True, text=True, check=True)
     assert "submit " in done.stdout
+
+
+def test_a_command_after_a_blank_is_told_how_it_is_called() -> None:
+    done = subprocess.run([sys.executable, "-m", "hpcjobs", "submit", "--wait"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "call python -m hpcjobs.submit --wait" in done.stderr
