@@ -38,11 +38,13 @@ def wait_for(condition: Callable[[], Any], seconds: float = 30.0, what: str = "t
 
 
 def study_file(objective: str, **more: Any) -> StudyFile:
-    """A study of one parameter ``x`` whose objective is in objectives.py."""
+    """A study of one parameter ``x`` whose objective is in objectives.py, or is named with its module."""
     workers = more.pop("workers", 2)
     settings = {"trials": 6, "epochs": 3, "direction": "minimize", **more}
     space = {"x": Uniform(type="uniform", min=-1.0, max=5.0)}
-    study = StudyConfig(objective=f"objectives:{objective}", parameters=space, **settings)
+    study = StudyConfig(
+        objective=objective if ":" in objective else f"objectives:{objective}", parameters=space, **settings
+    )
     return StudyFile(name="a study", study=study, run=RunConfig(workers_per_node=workers, working_folder=HERE))
 
 

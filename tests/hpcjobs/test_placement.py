@@ -12,7 +12,6 @@ import pytest
 
 from hpcjobs.failures import EXIT_UNUSABLE
 from hpcjobs.heartbeat import read_status
-from hpcjobs.load import write_study_file
 from hpcjobs.logical_gpu import LogicalGpu
 from hpcjobs.owners import process_start
 from hpcjobs.placement import DeviceList, PlacementError, check_place, kfd_gpus, take_place
@@ -152,9 +151,7 @@ def test_a_worker_whose_objective_shrinks_its_cpu_mask_takes_no_trial(studies: A
     cores = tuple(sorted(os.sched_getaffinity(0)))
     if len(cores) < 2:
         pytest.skip("one CPU cannot be made fewer")
-    study = studies.create("quadratic")
-    config = study.file.study.model_copy(update={"objective": "objective_that_shrinks_the_mask:train"})
-    write_study_file(study.paths, study.file.model_copy(update={"study": config}))
+    study = studies.create("objective_that_shrinks_the_mask:train")
     assert "importing the objective changed the CPUs of this process" in refused(studies, study, cores=cores)
 
 
