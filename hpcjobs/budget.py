@@ -44,13 +44,12 @@ def predecessor(trial: FrozenTrial) -> int | None:
 
 def claim(study: OpenStudy, owner: Owner) -> int | None:
     """Take a waiting trial for ``owner``; None when nothing waits. Trials that have been begun come first."""
-    if not study.trials((TrialState.WAITING,)):
+    if study.storage.next_waiting(study.study_id) is None:
         return None
     with study.storage.exclusive():
-        waiting = study.trials((TrialState.WAITING,))
-        if not waiting:
+        chosen = study.storage.next_waiting(study.study_id)
+        if chosen is None:
             return None
-        chosen = min(waiting, key=lambda trial: (not trial.params, trial.number))
         # the owner first: there is no moment at which a trial of ours runs and nobody knows for whom
         study.storage.set_trial_user_attr(chosen._trial_id, OWNER, owner.as_dict())
         if not study.storage.set_trial_state_values(chosen._trial_id, TrialState.RUNNING):
@@ -99,7 +98,7 @@ def finish(
 
 def successor_of(study: OpenStudy, number: int) -> FrozenTrial | None:
     """The trial that continues trial ``number``, if it was recovered."""
-    return next((trial for trial in reversed(study.trials()) if predecessor(trial) == number), None)
+    return study.storage.successor(study.study_id, number)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from typing import Any
 from optuna.distributions import BaseDistribution, distribution_to_json
 from optuna.storages import JournalStorage
 from optuna.storages.journal._storage import JournalOperation
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from hpcjobs.journal_client import SOCKET_VARIABLE
 from hpcjobs.journal_file import FileBackend, StatusCallback, lock_for
@@ -137,6 +137,18 @@ class StudyStorage(JournalStorage):
                     self._sync_with_backend()
             finally:
                 self._batch = None
+
+    def next_waiting(self, study_id: int) -> FrozenTrial | None:
+        """The waiting trial to take next, begun ones first. Quick, however many wait. Do not change it."""
+        with self._thread_lock:
+            self._sync_with_backend()
+            return self._replay_result.next_waiting(study_id)
+
+    def successor(self, study_id: int, number: int) -> FrozenTrial | None:
+        """The trial that continues trial ``number`` (Optuna's attribute ``retry_history``). Do not change it."""
+        with self._thread_lock:
+            self._sync_with_backend()
+            return self._replay_result.successor(study_id, number)
 
     # After a parameter or a report Optuna reads the journal to learn whether the record counted. Here it is checked
     # before, against what is known: a worker that reports often need not replay everybody's records each time.

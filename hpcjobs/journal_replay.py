@@ -13,21 +13,17 @@ import json
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
-from functools import lru_cache
-from typing import Any
 
-from optuna.distributions import BaseDistribution, check_distribution_compatibility, json_to_distribution
+from optuna.distributions import BaseDistribution, check_distribution_compatibility
 from optuna.exceptions import DuplicatedStudyError, UpdateFinishedTrialError
 from optuna.storages.journal._storage import NOT_FOUND_MSG, JournalOperation, JournalStorageReplayResult
 from optuna.trial import FrozenTrial, TrialState
 
-from hpcjobs.journal_records import Record, Report, parse_reports
+from hpcjobs.journal_records import Record, Report
+from hpcjobs.journal_trial import STATES, LazyTrial, from_template, parse_distribution
 
-parse_distribution = lru_cache(maxsize=4096)(json_to_distribution)
-_STATES = {state.value: state for state in TrialState}
-_RUNNING = TrialState.RUNNING
-_UNFINISHED = (TrialState.RUNNING, TrialState.WAITING)
+_RUNNING, _WAITING = TrialState.RUNNING, TrialState.WAITING
+_UNFINISHED = (_RUNNING, _WAITING)
 _FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
 
@@ -43,109 +39,6 @@ def no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def local_time(text: str | None) -> datetime | None:
-    """A time of the journal (with its zone) as Optuna's trials have it: local and without zone."""
-    if text is None:
-        return None
-    return datetime.fromtimestamp(datetime.fromisoformat(text).timestamp())
-
-
-class LazyTrial(FrozenTrial):
-    """A trial whose latest reports and whose times are still text of the journal, until somebody asks for them.
-
-    While they are, the attribute is missing in its dictionary. The dictionaries of parameters and attributes may be
-    shared with other states of the trial: they are replaced, never changed.
-
-    Attributes:
-        earlier: the intermediate values before those reports.
-        reports: the texts, as a chain ``(those before, text)`` that all states of the trial share.
-        start: text of the time of the start; ``complete`` likewise.
-    """
-
-    __slots__ = ("complete", "earlier", "reports", "start")
-
-    earlier: dict[int, float]
-    reports: tuple[Any, bytes] | None
-    start: str | None
-    complete: str | None
-
-    @staticmethod
-    def of(fields: dict[str, Any], earlier: dict[int, float]) -> LazyTrial:
-        trial = object.__new__(LazyTrial)
-        trial.__dict__ = fields
-        trial.earlier = earlier
-        trial.reports = trial.start = trial.complete = None
-        return trial
-
-    def add_report(self, text: bytes) -> None:
-        if "intermediate_values" in self.__dict__:
-            self.earlier = self.__dict__.pop("intermediate_values")
-        self.reports = (self.reports, text)
-
-    def changeable_copy(self) -> LazyTrial:
-        trial = object.__new__(LazyTrial)
-        trial.__dict__ = dict(self.__dict__)
-        trial.earlier, trial.reports, trial.start, trial.complete = (
-            self.earlier,
-            self.reports,
-            self.start,
-            self.complete,
-        )
-        return trial
-
-    def independent_copy(self) -> FrozenTrial:
-        """A trial that may be changed: Optuna's ``Trial`` notes in it what it has written to the storage."""
-        fields = dict(self.all_fields())
-        for name in ("_params", "_distributions", "_user_attrs", "_system_attrs", "intermediate_values"):
-            fields[name] = dict(fields[name])
-        trial = object.__new__(FrozenTrial)
-        trial.__dict__ = fields
-        return trial
-
-    def __getattr__(self, name: str) -> Any:
-        value: Any
-        if name == "intermediate_values":
-            texts, chain = [], self.reports
-            while chain is not None:
-                chain, text = chain
-                texts.append(text)
-            value = dict(self.earlier)
-            if texts:
-                value.update(parse_reports(texts[::-1]))
-            self.earlier, self.reports = value, None
-        elif name == "_datetime_start":
-            value = local_time(self.start)
-        elif name == "datetime_complete":
-            value = local_time(self.complete)
-        else:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        self.__dict__[name] = value
-        return value
-
-    def all_fields(self) -> dict[str, Any]:
-        """The dictionary, with nothing missing."""
-        self.intermediate_values, self._datetime_start, self.datetime_complete  # noqa: B018
-        return self.__dict__
-
-    # Whatever looks into the dictionary must find it complete
-
-    def __eq__(self, other: Any) -> bool:
-        for trial in (self, other):
-            if isinstance(trial, LazyTrial):
-                trial.all_fields()
-        return super().__eq__(other)
-
-    __hash__ = FrozenTrial.__hash__
-
-    def __repr__(self) -> str:
-        self.all_fields()
-        return super().__repr__().replace(type(self).__name__, FrozenTrial.__name__, 1)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled and copied as the trial of Optuna that it stands for."""
-        return (object.__new__, (FrozenTrial,), self.all_fields())
-
-
 class Replay(JournalStorageReplayResult):
     """The studies and trials after all records read so far."""
 
@@ -155,7 +48,11 @@ class Replay(JournalStorageReplayResult):
         # trials that nobody outside has seen since their last copy: these are changed in place
         self._private: dict[int, LazyTrial] = {}
         self._by_number: dict[int, list[FrozenTrial]] = defaultdict(list)  # per study
-        self._unfinished: dict[int, set[int]] = defaultdict(set)  # per study, numbers
+        # per study, numbers of trials: asked for by every worker that looks for work
+        self._running: dict[int, set[int]] = defaultdict(set)
+        self._waiting: dict[int, set[int]] = defaultdict(set)
+        self._begun_waiting: dict[int, set[int]] = defaultdict(set)
+        self._successors: dict[int, dict[int, int]] = defaultdict(dict)
         self._known_distributions: dict[int, dict[str, BaseDistribution]] = defaultdict(dict)
         self._handlers = {
             JournalOperation.CREATE_STUDY: self._apply_create_study,
@@ -213,11 +110,22 @@ class Replay(JournalStorageReplayResult):
         found: list[FrozenTrial]
         if any(state in states for state in _FINISHED):
             found = [trial for trial in trials if trial.state in states]
-        else:  # asked for by every worker that looks for work: must not walk through the whole history
-            unfinished = sorted(self._unfinished[study_id])
-            found = [trials[number] for number in unfinished if trials[number].state in states]
+        else:  # must not walk through the whole history
+            running = self._running[study_id] if _RUNNING in states else set()
+            waiting = self._waiting[study_id] if _WAITING in states else set()
+            found = [trials[number] for number in sorted(running | waiting)]
         self._private.clear()
         return found
+
+    def next_waiting(self, study_id: int) -> FrozenTrial | None:
+        """The waiting trial to take next: the first of those that have parameters already, or else of all."""
+        waiting = self._begun_waiting[study_id] or self._waiting[study_id]
+        return self._by_number[study_id][min(waiting)] if waiting else None
+
+    def successor(self, study_id: int, number: int) -> FrozenTrial | None:
+        """The trial that continues the trial with this number, by Optuna's attribute ``retry_history``."""
+        successor = self._successors[study_id].get(number)
+        return None if successor is None else self._by_number[study_id][successor]
 
     def check_updatable(self, trial_id: int) -> None:
         """Raises Optuna's error of an update of a trial that is finished or not there."""
@@ -255,7 +163,7 @@ class Replay(JournalStorageReplayResult):
         trial_ids = self._study_id_to_trial_ids[study_id]
         trial_id = len(self._trials)
         if "state" in log:
-            trial = _from_template(log, trial_id, len(trial_ids))
+            trial = from_template(log, trial_id, len(trial_ids))
         else:
             trial = LazyTrial.of(
                 {
@@ -287,11 +195,30 @@ class Replay(JournalStorageReplayResult):
         self._by_number[study_id].append(trial)
         if not trial.state.is_finished():
             self._private[trial_id] = trial
-            self._unfinished[study_id].add(trial._number)
+            self.note_state(study_id, trial)
+        self.note_lineage(study_id, trial)
         if trial._distributions:
             known = self._known_distributions[study_id]
             for name, distribution in trial._distributions.items():
                 known.setdefault(name, distribution)
+
+    def note_state(self, study_id: int, trial: FrozenTrial) -> None:
+        """Keep the sets of running and waiting trials."""
+        number, state = trial._number, trial.state
+        is_waiting = state is _WAITING
+        for numbers, belongs in (
+            (self._running, state is _RUNNING),
+            (self._waiting, is_waiting),
+            (self._begun_waiting, is_waiting and bool(trial._params)),
+        ):
+            if belongs:
+                numbers[study_id].add(number)
+            else:
+                numbers[study_id].discard(number)
+
+    def note_lineage(self, study_id: int, trial: FrozenTrial) -> None:
+        if history := trial._system_attrs.get("retry_history"):
+            self._successors[study_id][history[-1]] = trial._number
 
     def _apply_set_trial_param(self, log: Record) -> None:
         trial_id, name = log["trial_id"], log["param_name"]
@@ -310,13 +237,15 @@ class Replay(JournalStorageReplayResult):
                 return
         trial._params = {**trial._params, name: distribution.to_external_repr(log["param_value_internal"])}
         trial._distributions = {**trial._distributions, name: distribution}
+        if trial.state is _WAITING:
+            self.note_state(study_id, trial)
 
     def _apply_set_trial_state_values(self, log: Record) -> None:
         trial_id = log["trial_id"]
         trial = self._changeable(trial_id, log)
         if trial is None:
             return
-        state = _STATES[log["state"]]
+        state = STATES[log["state"]]
         if state is _RUNNING:
             if trial.state is _RUNNING:  # another worker was first
                 return
@@ -328,8 +257,8 @@ class Replay(JournalStorageReplayResult):
             del trial.datetime_complete
             trial.complete = log["datetime_complete"]
             del self._private[trial_id]
-            self._unfinished[self._trial_id_to_study_id[trial_id]].discard(trial._number)
         trial.state = state
+        self.note_state(self._trial_id_to_study_id[trial_id], trial)
         if log["values"] is not None:
             trial._values = log["values"]
 
@@ -348,23 +277,4 @@ class Replay(JournalStorageReplayResult):
         trial = self._changeable(log["trial_id"], log)
         if trial is not None:
             trial._system_attrs = {**trial._system_attrs, **log["system_attr"]}
-
-
-def _from_template(log: Record, trial_id: int, number: int) -> LazyTrial:
-    """A trial whose first record says more than that it starts."""
-    distributions = {name: parse_distribution(text) for name, text in log.get("distributions", {}).items()}
-    trial = FrozenTrial(
-        trial_id=trial_id,
-        number=number,
-        state=_STATES[log["state"]],
-        params={name: distributions[name].to_external_repr(value) for name, value in log.get("params", {}).items()},
-        distributions=distributions,
-        user_attrs=log.get("user_attrs", {}),
-        system_attrs=log.get("system_attrs", {}),
-        value=log.get("value"),
-        intermediate_values={int(step): value for step, value in log.get("intermediate_values", {}).items()},
-        datetime_start=local_time(log["datetime_start"]),
-        datetime_complete=local_time(log.get("datetime_complete")),
-        values=log.get("values"),
-    )
-    return LazyTrial.of(trial.__dict__, earlier=trial.intermediate_values)
+            self.note_lineage(self._trial_id_to_study_id[trial._trial_id], trial)

@@ -20,14 +20,14 @@ from optuna.study._frozen import FrozenStudy
 from optuna.study._study_direction import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from hpcjobs.journal_replay import LazyTrial, Replay, no_garbage_collection, parse_distribution
+from hpcjobs.journal_replay import Replay, no_garbage_collection
+from hpcjobs.journal_trial import STATES, LazyTrial, parse_distribution
 from hpcjobs.paths import write_atomically
 
 log = logging.getLogger(__name__)
 
 _VERSION = 1
 _CHECKED_BYTES = 4096
-_STATES = {state.value: state for state in TrialState}
 _UNFINISHED = {state.value for state in TrialState if not state.is_finished()}
 
 
@@ -135,7 +135,7 @@ def _restore(worker_id_prefix: str, content: dict[str, Any]) -> Replay:
         values_of_steps = dict(zip(steps, reports, strict=True))
         fields = {
             "_number": len(numbers),
-            "state": _STATES[state],
+            "state": STATES[state],
             "_values": values,
             "_datetime_start": start and local(start),
             "datetime_complete": complete and local(complete),
@@ -152,7 +152,9 @@ def _restore(worker_id_prefix: str, content: dict[str, Any]) -> Replay:
         replay._trial_id_to_study_id[trial_id] = study_id
         replay._by_number[study_id].append(trial)
         if state in _UNFINISHED:
-            replay._unfinished[study_id].add(trial._number)
+            replay.note_state(study_id, trial)
+        if "retry_history" in system_attrs:
+            replay.note_lineage(study_id, trial)
         if (study_id, indices) != seen:  # nearly all trials have the same ones
             seen = (study_id, indices)
             for name in of_names.keys() - known[study_id].keys():

@@ -19,7 +19,8 @@ from optuna.trial import FrozenTrial, TrialState
 from hpcjobs import journal_snapshot
 from hpcjobs.journal import StudyStorage, open_storage
 from hpcjobs.journal_records import encode, parse_lines
-from hpcjobs.journal_replay import LazyTrial, Replay
+from hpcjobs.journal_replay import Replay
+from hpcjobs.journal_trial import LazyTrial
 from hpcjobs.paths import StudyPaths
 
 NOW = "2026-11-30T21:28:15.707205+00:00"
@@ -224,6 +225,9 @@ def test_trials_by_state_are_those_of_optuna(log: list[dict[str, Any]], states: 
         for asked in (None, tuple(states)):
             found = replay.get_all_trials(study._study_id, asked)
             assert found == stock.get_all_trials(study._study_id, asked)
+        waiting = stock.get_all_trials(study._study_id, (TrialState.WAITING,))
+        chosen = min(waiting, key=lambda trial: (not trial.params, trial.number), default=None)
+        assert replay.next_waiting(study._study_id) == chosen
 
 
 def test_worker_that_ends_a_trial_under_the_lock_writes_the_due_snapshot_after_it(
