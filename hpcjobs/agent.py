@@ -11,11 +11,10 @@ from pathlib import Path
 from types import FrameType
 
 from hpcjobs.budget import count
-from hpcjobs.failures import EXIT_DEVICE_FAULT, EXIT_HANDED_BACK, EXIT_UNUSABLE
+from hpcjobs.failures import EXIT_DEVICE_FAULT, EXIT_HANDED_BACK, EXIT_UNUSABLE, is_journal_out_of_reach
 from hpcjobs.guardian import Guardian
 from hpcjobs.heartbeat import BEAT_S, NodeReport, read_node
 from hpcjobs.job import Job
-from hpcjobs.journal_lock import JournalTimeoutError
 from hpcjobs.launch import cancel_requested
 from hpcjobs.memory import OutOfMemoryCount
 from hpcjobs.owners import node_name, process_start
@@ -197,7 +196,9 @@ class NodeAgent:
         failure = worker_death(ending.code, ending.is_death and self._memory.has_grown(), ending.log)
         try:
             recovered = recover_worker(self._study, ending.token, failure)
-        except JournalTimeoutError as error:
+        except OSError as error:
+            if not is_journal_out_of_reach(error):
+                raise
             log.error("what worker %d ran is recovered later: %s", ending.worker, error)
             self._unrecovered.append(ending)
             return

@@ -7,6 +7,8 @@ import errno
 import traceback
 from dataclasses import dataclass, field
 
+from hpcjobs.journal_lock import JournalTimeoutError
+
 # Exit codes by which a worker tells its node what happened; sysexits.h names 75 a temporary failure.
 EXIT_DONE = 0
 EXIT_HANDED_BACK = 75
@@ -92,6 +94,11 @@ def _text(error: BaseException) -> str:
 def _writable(text: str) -> str:
     """Halves of characters, from undecodable file names say, stand in no file."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def is_journal_out_of_reach(error: OSError) -> bool:
+    """Whether the journal cannot be had now, but will be later: others hold its lock for long, or its disk is full."""
+    return isinstance(error, JournalTimeoutError) or is_storage_full(error)
 
 
 def classify(error: BaseException) -> Failure:

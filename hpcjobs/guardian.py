@@ -14,9 +14,8 @@ from typing import Any
 from optuna.trial import FrozenTrial, TrialState
 
 from hpcjobs import slurm_control
-from hpcjobs.failures import Failure, FailureClass
+from hpcjobs.failures import Failure, FailureClass, is_journal_out_of_reach
 from hpcjobs.heartbeat import HeartbeatWatch
-from hpcjobs.journal_lock import JournalTimeoutError
 from hpcjobs.liveness import gone
 from hpcjobs.owners import OWNER, Owner
 from hpcjobs.paths import write_atomically
@@ -56,7 +55,9 @@ class Guardian:
         if self._holds_lease(now):
             try:
                 self._look(now)
-            except JournalTimeoutError as error:
+            except OSError as error:
+                if not is_journal_out_of_reach(error):
+                    raise
                 log.error("nothing is recovered now: %s", error)
 
     def _holds_lease(self, now: float) -> bool:

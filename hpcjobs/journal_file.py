@@ -207,9 +207,9 @@ class FileBackend(BaseJournalBackend):
                 self._blank(list(find_damage(data, offset)))
                 data = os.pread(self._descriptor, len(data), offset)
         except OSError as error:
-            if error.errno not in _READ_ONLY:
+            if error.errno not in _READ_ONLY | _FULL:
                 raise
-            # A person who may only read: the same records count, the file stays as it is.
+            # One who may only read, or a full disk: the same records count, the file stays as it is.
             for span in find_damage(data, offset):
                 at = span.offset - offset
                 data = data[:at] + b" " * span.length + data[at + span.length :]
@@ -342,7 +342,7 @@ class FileBackend(BaseJournalBackend):
                 with self.exclusive():
                     self._cut_torn_tail()
             except OSError as error:
-                if error.errno not in _READ_ONLY:
+                if error.errno not in _READ_ONLY | _FULL:
                     raise
 
     def _blank(self, spans: list[Damage]) -> None:

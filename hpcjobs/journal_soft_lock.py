@@ -73,7 +73,12 @@ class SoftLock(JournalLock):
         descriptor = open_journal(self._journal)
         status = os.fstat(descriptor)
         lock_file = _beside(self._journal, "lock", status)
-        if not create_owned(lock_file, self._owner):
+        try:
+            created = create_owned(lock_file, self._owner)
+        except OSError:  # a full disk, say
+            os.close(descriptor)
+            raise
+        if not created:
             os.close(descriptor)
             self._watched.look(lock_file)
             return False

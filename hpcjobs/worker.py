@@ -34,9 +34,9 @@ from hpcjobs.failures import (
     Failure,
     FailureClass,
     classify,
+    is_journal_out_of_reach,
     is_storage_full,
 )
-from hpcjobs.journal_lock import JournalTimeoutError
 from hpcjobs.owners import Owner
 from hpcjobs.paths import StudyPaths
 from hpcjobs.placement import PlacementError, check_place, load_objective, take_place
@@ -56,6 +56,7 @@ IDLE_POLL_S = (0.2, 3.0)
 MOST_HALVINGS = 3
 # a worker whose trial found the disk full begins no other one for so long
 FULL_DISK_PAUSE_S = 10.0
+JOURNAL_PAUSE_S = 1.0
 
 
 def release_memory() -> None:
@@ -110,9 +111,12 @@ class Worker:
         while True:
             try:
                 return action()
-            except JournalTimeoutError as error:
+            except OSError as error:
+                if not is_journal_out_of_reach(error):
+                    raise
                 log.warning("%s; trying again", error)
                 self._pulse.update(message=str(error))
+                self._pulse.wait(JOURNAL_PAUSE_S)
 
     def _another_trial_fits(self) -> bool:
         """Whether a trial begun now could still reach a checkpoint, judged by the slowest of the last trials."""

@@ -10,12 +10,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import optuna
 import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
+from hpcjobs.filesystem import decide_lock
 from hpcjobs.journal import open_storage
 from hpcjobs.journal_server import serve
 from hpcjobs.paths import StudyPaths
@@ -98,3 +100,28 @@ def test_append_cut_by_a_limit_leaves_no_half_record(tmp_path: Path) -> None:
     assert paths.journal.stat().st_size == size
     study.tell(study.ask(), 1.0)
     assert [trial.number for trial in stock_trials(tmp_path)] == [0]
+
+
+@pytest.mark.parametrize("kind", ["kernel", "soft"])
+def test_a_damaged_journal_on_a_full_disk_is_read_as_it_is_and_repaired_later(
+    kind: Literal["kernel", "soft"], small_disk: Path
+) -> None:
+    paths = StudyPaths(small_disk)
+    decide_lock(paths.journal, kind, "for this test")
+    storage = open_storage(paths, socket="")
+    study = optuna.create_study(study_name="s", storage=storage)
+    study.tell(study.ask(), 0.0)
+    study.tell(study.ask(), 1.0)
+    with paths.journal.open("ab") as file:
+        file.write(b'{"op_code": 6, torn\n')
+    filler = fill(small_disk)
+    again = open_storage(paths, socket="")
+    assert [trial.values for trial in optuna.load_study(study_name="s", storage=again).trials] == [[0.0], [1.0]]
+    if kind == "soft":  # no room for the lock either
+        with pytest.raises(OSError, match="No space left"), again.exclusive():
+            pass
+    filler.unlink()
+    with again.exclusive():
+        pass
+    assert [damage.reason for damage in open_storage(paths, socket="").damages] == ["not a record"]
+    assert [trial.values for trial in stock_trials(small_disk)] == [[0.0], [1.0]]
