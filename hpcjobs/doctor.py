@@ -1,26 +1,37 @@
-"""Entry: what the filesystem of a study folder really does, and which lock a study there takes."""
+"""Entry: what a machine offers to studies: its Slurm, and what the filesystem of a study folder really does."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from hpcjobs.errors import UserError, run_entry
 from hpcjobs.filesystem import Probe, decide_lock, held_on_another_node, probe
-from hpcjobs.paths import StudyPaths
+from hpcjobs.load import load_cluster
+from hpcjobs.paths import StudyPaths, write_atomically
+from hpcjobs.site import free_files, look
+from hpcjobs.site_profile import findings, profile_text
 
 EXAMPLES = """examples:
+  python -m hpcjobs.doctor --profile my_site.yaml    (on a login node: looks at Slurm, writes a first profile)
   python -m hpcjobs.doctor /scratch/project/studies
   srun -N1 -n1 --overlap python -m hpcjobs.doctor /scratch/project/studies   (in a job of two nodes: tries both)
 """
+
+
+_VERDICTS = {"right": "green", "doubtful": "yellow", "wrong": "bold red"}
 
 
 def other_node() -> str | None:
@@ -50,14 +61,50 @@ def show(found: Probe, between_nodes: bool | None, console: Console) -> None:
     console.print(table)
 
 
+def examine(profile: Path, name: str, folder: Path, *, as_json: bool) -> int:
+    """Look at the site, write its profile, and show what is right, doubtful and wrong there; 1 if anything is wrong.
+
+    Raises:
+        UserError: there is such a file already.
+    """
+    if profile.exists():
+        raise UserError(f"{profile}: exists already; name a new file, or move this one away")
+    site = look()
+    write_atomically(profile, profile_text(site, name))
+    cluster = load_cluster(str(profile))
+    space = os.statvfs(folder)
+    rows = findings(site, space.f_bavail * space.f_frsize / 1e9, free_files(folder))
+    if as_json:
+        print(json.dumps({"profile": cluster.model_dump(mode="json"), "findings": [asdict(row) for row in rows]}))
+    else:
+        table = Table("what", "", "found", "remedy", box=SIMPLE_HEAD, show_edge=False)
+        for row in rows:
+            table.add_row(row.what, Text(row.verdict, style=_VERDICTS[row.verdict]), Text(row.found), Text(row.remedy))
+        Console(highlight=False).print(table)
+        print(
+            f"\nprofile: {profile} (look at its lines with a ?), then: "
+            f"python -m hpcjobs.submit --cluster {shlex.quote(str(profile))} --study ... --dry-run"
+        )
+    return 1 if any(row.verdict == "wrong" for row in rows) else 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m hpcjobs.doctor",
-        description="Try what the filesystem of a study folder really does, and say which lock a study there takes.",
+        description="Try what the filesystem of a study folder really does, and say which lock a study there takes. "
+        "With --profile also look at Slurm, devices and software, and write a first profile of the site.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", type=Path, help="a study's folder, or where studies will be")
+    parser.add_argument(
+        "folder",
+        type=Path,
+        nargs="?",
+        default=Path(),
+        help="a study's folder, or where studies will be (default: here)",
+    )
+    parser.add_argument("--profile", type=Path, metavar="YAML", help="write a first profile of this site to a new file")
+    parser.add_argument("--name", help="the site's name in the profile (default: that of the file)")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     arguments = parser.parse_args()
     folder: Path = arguments.folder
@@ -66,6 +113,8 @@ def main() -> int:
     if not os.access(folder, os.W_OK):
         raise UserError(f"{folder}: not writable by you; give a folder in which studies can be made")
 
+    if arguments.profile is not None:
+        return examine(arguments.profile, arguments.name or arguments.profile.stem, folder, as_json=arguments.json)
     found = probe(folder)
     node = other_node() if found.flock else None
     between_nodes = held_on_another_node(folder / ".doctor-lock", node) if node else None
