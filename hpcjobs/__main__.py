@@ -16,7 +16,7 @@ COMMANDS = {
     "report": "one HTML page with all that a study has found and done",
     "throughput": "measure which mode and how many workers train fastest",
     "partition": "show or set the partition mode of this node's GPUs",
-    "doctor": "try a folder's filesystem; say which lock a study there takes",
+    "doctor": "look at a site and its filesystem, write a first profile of it",
     "clean": "remove what a finished study does not need any more",
     "objective": "import an objective and print the parameters that it declares",
 }

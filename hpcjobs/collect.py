@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
+from rich.text import Text
 
 from hpcjobs.budget import FAILURE, HISTORY, RESULT, Counts, count
 from hpcjobs.config import Choice, StudyFile
@@ -56,8 +57,8 @@ def main(arguments: list[str] | None = None) -> int:
     if best is None:
         counts = count(study)
         console.print(
-            f"No trial has completed yet ({counts.running} running, {counts.waiting} waiting, {counts.failed} failed): "
-            "there are no best parameters."
+            f"No trial has completed{' yet' if counts.left else ''} ({counts.running} running, "
+            f"{counts.waiting} waiting, {counts.failed} failed): there are no best parameters."
         )
         return 1
     lines = (
@@ -157,14 +158,29 @@ def show(study: OpenStudy, console: Console) -> None:
     completed = [trial for trial in everything if trial.state == TrialState.COMPLETE]
     trials = ordered_by_value(completed or everything, study.file.study.direction)
     counts = count(study)
-    title = f"{study.file.name}: {counts.finished} of {counts.budget} trials have ended, {counts.pruned} of them pruned"
+    ended = f"{counts.finished} of {counts.budget} trials have ended"
+    title = f"{study.file.name}: {ended}, {counts.pruned} of them pruned, {counts.failed} failed"
     if trials:
         names = list(study.file.study.parameters)
         console.print(TrialTable(title, trials[:TRIALS_SHOWN], names, study.paths.trials_csv.name))
     if len(trials) > TRIALS_SHOWN:
         console.print(f"and {len(trials) - TRIALS_SHOWN} more trials in {study.paths.trials_csv.name}", style="dim")
-    for kind, number in sorted(counts.failures.items()):
-        console.print(f"{number} x {kind}", style="yellow")
+    if counts.failures:
+        lines = _failures(study, counts)
+        console.print(
+            Text("\n".join([*lines, f"tracebacks are in {study.paths.logs}"]), style="yellow"), soft_wrap=True
+        )
+
+
+def _failures(study: OpenStudy, counts: Counts) -> list[str]:
+    """One line for each class of failure, with what the last trial of it said: a person looks there first."""
+    said = {}
+    for trial in study.trials():
+        failure = trial.user_attrs.get(FAILURE) or {}
+        message = str(failure.get("message") or "").partition("\n")[0]
+        if message:
+            said[failure.get("class")] = f": trial {trial.number}: {message}"
+    return [f"{number} x {kind}{said.get(kind, '')}" for kind, number in sorted(counts.failures.items())]
 
 
 if __name__ == "__main__":

@@ -57,7 +57,8 @@ def render(now: Snapshot) -> Group:
     table.add_row("trials", f"{ended}{counts.failed} failed; {counts.running} running, {counts.waiting} waiting")
     if counts.failures:
         kinds = ", ".join(f"{kind}: {number}" for kind, number in sorted(counts.failures.items()))
-        table.add_row("failures", Text(f"{kinds} ({counts.recovered} went on under a new number)", style="yellow"))
+        went_on = f" ({counts.recovered} went on under a new number)" if counts.recovered else ""
+        table.add_row("failures", Text(kinds + went_on, style="yellow"))
     speed = f", {now.images_per_s:,.0f} images/s" if now.images_per_s else ""
     table.add_row("epochs", f"{now.epochs_done} of {now.epochs_total}{speed}")
     if now.best:

@@ -77,6 +77,8 @@ def test_a_study_without_a_completed_trial_says_so(studies: Any) -> None:
     done = collect(study.paths.folder)
     assert done.returncode == 1
     assert "No trial has completed yet (0 running, 1 waiting, 1 failed)" in " ".join(done.stdout.split())
+    assert "1 x objective error: trial 0: ValueError: no\n" in done.stdout
+    assert f"tracebacks are in {study.paths.logs}\n" in done.stdout
     assert not study.paths.best_params.exists()
     assert open_study(study.paths).paths.trials_csv.exists()
 
