@@ -30,11 +30,12 @@ $(VENV)/.ready: setup.cfg pyproject.toml
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[train,plots,dashboard,amd,dev]'
 	@touch $@
 
-demo: setup ## a small study on this machine, from rendered data to the best parameters (no Slurm, GPU or root)
+demo: setup ## a small study here, from rendered data to a report (no Slurm, GPU or root)
 	rm -rf $(DEMO)/study
 	$(BIN)/python -m autospeed_model.render $(DEMO)/openlane --segments 12 --frames 40
 	$(BIN)/python -m autospeed_model.prepare $(DEMO)/openlane $(DEMO)/data --height 96 --width 192
 	$(BIN)/python -m hpcjobs.submit --study configs/studies/demo.yaml --data $(DEMO)/data --folder $(DEMO)/study --workers 2
+	$(BIN)/python -m hpcjobs.report $(DEMO)/study
 
 test: setup cluster-packages ## ruff, mypy, shellcheck and pytest; as root on Debian the cluster tests too
 	@$(MAKE) --no-print-directory lint
@@ -56,7 +57,7 @@ bench: setup ## what our host path and our journal cost beside the usual ones, a
 	$(BIN)/python benchmarks/host_path.py
 	$(BIN)/python benchmarks/journal.py --short
 
-chaos: setup cluster-packages ## 500 faults in studies on the emulated cluster, and the proof that they lost nothing (half an hour)
+chaos: setup cluster-packages ## 500 faults in studies on the emulated cluster: nothing may be lost (half an hour)
 	$(BIN)/python -m tests.cluster.chaos.run
 
 clean: ## remove the demo's folder (the virtual environment stays)
