@@ -26,6 +26,8 @@ from hpcjobs.study import OpenStudy, open_study
 REFRESH_S = 2.0
 PLAIN_REFRESH_S = 10.0
 ASK_SLURM_S = 60.0
+# how long the last picture waits for nodes to say that they have ended
+LAST_WORDS_S = 5.0
 
 _EXAMPLES = """\
 examples:
@@ -103,13 +105,21 @@ def _follow(study: OpenStudy, console: Console) -> Snapshot:
             console.print(one_line(now))
             _sleep_until_change(study, PLAIN_REFRESH_S)
             now = snapshot(study, beats)
-        console.print(render(now))
-        return now
+        return _last_picture(study, beats, now, console)
     with Live(render(now), console=console, auto_refresh=False, screen=True) as live:
         while not now.finished and jobs.any_left(now):
             time.sleep(REFRESH_S)
             now = snapshot(study, beats)
             live.update(render(now), refresh=True)
+    return _last_picture(study, beats, now, console)
+
+
+def _last_picture(study: OpenStudy, beats: HeartbeatWatch, now: Snapshot, console: Console) -> Snapshot:
+    """Show what stays on the terminal: of a finished study its nodes as they end, not as they were just before."""
+    end = time.monotonic() + LAST_WORDS_S
+    while now.finished and now.live_nodes and time.monotonic() < end:
+        time.sleep(0.25)
+        now = snapshot(study, beats)
     console.print(render(now))
     return now
 

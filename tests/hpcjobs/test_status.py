@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -43,6 +44,7 @@ def test_the_live_view_without_a_terminal_ends_with_the_study(studies: Any) -> N
     assert done.returncode == 0, done.stderr
     assert "2 of 2 ended: 2 completed" in done.stdout
     assert "\x1b" not in done.stdout
+    assert re.search(r"^\S+ +\S+ +ended", done.stdout, re.MULTILINE), done.stdout
 
 
 def test_json_tells_the_same(studies: Any) -> None:
