@@ -76,7 +76,9 @@ def show_placement(paths: StudyPaths, console: Console) -> None:
             console.print(draw(placement, states))
     if not reports:
         console.print("no node has started yet")
-    console.print("  ".join(f"{mark} {state}" for state, (mark, _) in CELLS.items()), style="dim", markup=False)
+    shown = {worker.state for report in reports for worker in report.workers}
+    legend = "  ".join(f"{mark} {state}" for state, (mark, _) in CELLS.items() if state in shown)
+    console.print(legend, style="dim", markup=False)
 
 
 def watch(paths: StudyPaths) -> bool:
