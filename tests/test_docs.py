@@ -3,14 +3,75 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+# every page of commands is listed here: those of one row run in one folder, one after the other
+LOCAL_PAGES = ("first-study.md", "results.md")
+CLUSTER_PAGES = ("my-cluster.md", "administrator.md")
+
+
+def commands_of(page: Path) -> list[str]:
+    """The lines of all blocks marked ``sh``. Blocks without a mark are not run: they need a network or another site."""
+    blocks = re.findall(r"^```sh\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line.strip()]
+
+
+def run(command: str, folder: Path, **environment: str) -> None:
+    """As a person would: in a shell, ``python`` being this one, beside the project's configs."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment, "PATH": path, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    yield tmp_path
+
+
+def test_every_page_with_commands_is_run() -> None:
+    pages = {path.name for path in DOCS.glob("*.md") if commands_of(path)}
+    assert pages == {*LOCAL_PAGES, *CLUSTER_PAGES}
+
+
+def test_every_link_leads_somewhere() -> None:
+    for page in [*DOCS.glob("*.md"), ROOT / "README.md"]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+            assert "://" in target or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_headings_of_the_troubleshooting_page_are_what_the_program_says() -> None:
+    source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "hpcjobs").glob("*.py"))
+    headings = re.findall(r"^## (.+)$", (DOCS / "troubleshooting.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert [heading for heading in headings if heading not in source and heading != "Slow"] == []
+
+
+def test_the_first_study_and_its_results_go_as_the_pages_say(project: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("matplotlib")
+    for page in LOCAL_PAGES:
+        for command in commands_of(DOCS / page):
+            run(command, project)
+    results = project / "demo" / "study" / "results"
+    names = {path.name for path in results.iterdir()}
+    assert {"best_params.yaml", "trials.csv", "summary.json", "report.html", "final.json"} <= names
 
 
 def test_the_example_of_an_own_objective_runs_and_its_trials_learn(tmp_path: Path) -> None:

@@ -1,0 +1,26 @@
+"""The pages for clusters, with a real Slurm: a site without a profile, from the doctor to the morning after."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.cluster.emulator import Cluster
+from tests.test_docs import CLUSTER_PAGES, DOCS, commands_of, run
+
+OBJECTIVE = """\
+def train(params, context):
+    context.report(1, params["x"])
+    return params["x"]
+"""
+
+
+def test_the_pages_for_clusters_go_as_they_say(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "my_training.py").write_text(OBJECTIVE)
+    (tmp_path / "my_study.yaml").write_text(
+        "objective: my_training:train\nepochs: 1\nparameters: {x: {type: uniform, min: 0, max: 1}}\n"
+    )
+    environment = {name: cluster.env[name] for name in ("SLURM_CONF", "ROCM_PATH")}
+    for page in CLUSTER_PAGES:
+        for command in commands_of(DOCS / page):
+            run(command, tmp_path, **environment)
+    assert (tmp_path / "runs" / "first" / "results" / "report.html").is_file()
