@@ -53,8 +53,9 @@ def render(now: Snapshot) -> Group:
     bar = Table.grid(padding=(0, 1, 0, 0))
     bar.add_row(ProgressBar(total=max(1, counts.budget), completed=counts.finished, width=40), f"{share:.0%}")
     table.add_row("", bar)
-    ended = f"{counts.finished} of {counts.budget} ended: {counts.completed} completed, {counts.pruned} pruned, "
-    table.add_row("trials", f"{ended}{counts.failed} failed; {counts.running} running, {counts.waiting} waiting")
+    numbers = {"pruned": counts.pruned, "failed": counts.failed, "running": counts.running, "waiting": counts.waiting}
+    others = "".join(f", {number} {name}" for name, number in numbers.items() if number)
+    table.add_row("trials", f"{counts.finished} of {counts.budget} ended: {counts.completed} completed{others}")
     if counts.failures:
         kinds = ", ".join(f"{kind}: {number}" for kind, number in sorted(counts.failures.items()))
         went_on = f" ({counts.recovered} went on under a new number)" if counts.recovered else ""
@@ -83,7 +84,7 @@ class Nodes:
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
         for name in ("node", "element", "mode", "state"):
             table.add_column(name, no_wrap=True)
-        for name in ("ended", "images/s", "job ends in"):
+        for name in ("trials", "images/s", "job ends in"):
             table.add_column(name, justify="right", no_wrap=True)
         if inline:
             table.add_column("workers", no_wrap=True)
@@ -92,6 +93,7 @@ class Nodes:
             table.add_row(*_cells_of(line), *([_workers(line.report)] if inline else []))
         yield table
         if not inline:
+            yield Text()
             for line in self._lines:
                 yield Text.assemble((f"{line.report.node}  ", "bold"), _workers(line.report))
         if self._all > len(self._lines):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import socket
@@ -11,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from hpcjobs.budget import count
 from hpcjobs.heartbeat import HeartbeatWatch, NodeReport, WorkerStatus, read_node, read_nodes
 from hpcjobs.progress import snapshot
 from hpcjobs.status import main
-from hpcjobs.status_view import one_line
+from hpcjobs.status_view import one_line, render
 from hpcjobs.text import duration
 
 
@@ -147,3 +149,27 @@ def test_the_map_of_a_node_shows_its_workers(studies: Any, capsys: pytest.Captur
     assert main([str(study.paths.folder), "--placement"]) == 0
     out = capsys.readouterr().out
     assert "2 workers" in out and "CPUs (one letter per worker" in out
+
+
+@pytest.mark.parametrize(("width", "own_line"), [(80, True), (140, False)])
+def test_64_workers_of_a_node_are_one_unbroken_row_of_cells(width: int, own_line: bool, studies: Any) -> None:
+    study = studies.create("quadratic")
+    states = ["running"] * 60 + ["idle", "left out", "starting", "stopping"]
+    workers = [
+        WorkerStatus(n, "t", 1, "x", state=state, message="no answer" if state == "left out" else "", images_per_s=10.0)
+        for n, state in enumerate(states)
+    ]
+    report = NodeReport("17_0", "a", "elsewhere", "nid001234", 1, "x", state="running", mode="cpx", workers=workers)
+    report.time_left_s = 5400.0
+    report.write(study.paths)
+    console = Console(width=width, file=io.StringIO(), highlight=False)
+    console.print(render(snapshot(study, HeartbeatWatch(study.paths))))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    (row,) = [line for line in lines if "#" * 60 + ".x+~" in line]
+    assert row.startswith("nid001234") and ("cpx" in row) != own_line
+    assert max(map(len, lines)) <= width
+    text = "\n".join(lines)
+    assert "1 h 30 min" in text
+    assert "600" in text
+    assert "17_0 worker 61: no answer" in text
+    assert "0 of 6 ended: 0 completed, 6 waiting" in text
