@@ -17,6 +17,7 @@ COMMANDS = {
     "throughput": "measure which mode and how many workers train fastest",
     "partition": "show or set the partition mode of this node's GPUs",
     "doctor": "look at a site and its filesystem, write a first profile of it",
+    "compact": "make a study's journal short, also while it runs",
     "clean": "remove what a finished study does not need any more",
     "objective": "import an objective and print the parameters that it declares",
 }

@@ -24,10 +24,11 @@ from optuna.storages.journal._storage import JournalOperation
 from optuna.trial import FrozenTrial, TrialState
 
 from hpcjobs.journal_client import SOCKET_VARIABLE
-from hpcjobs.journal_file import FileBackend, StatusCallback, lock_for
+from hpcjobs.journal_file import FileBackend, StatusCallback
 from hpcjobs.journal_lock import DEFAULT_DEADLINE_S
 from hpcjobs.journal_records import Damage
 from hpcjobs.journal_replay import Replay, no_garbage_collection
+from hpcjobs.journal_soft_lock import lock_for
 from hpcjobs.paths import StudyPaths
 
 # How often a worker that only writes looks whether its trial was taken from it.

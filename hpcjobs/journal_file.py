@@ -17,6 +17,7 @@ import errno
 import json
 import logging
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,20 +28,11 @@ from pathlib import Path
 from optuna.storages.journal import BaseJournalBackend
 
 from hpcjobs import journal_snapshot
-from hpcjobs.filesystem import lock_kind, mount_of, shares_unsynced_writes
+from hpcjobs.filesystem import mount_of, shares_unsynced_writes
 from hpcjobs.journal_client import JournalClient, ServerGoneError
-from hpcjobs.journal_lock import (
-    DEFAULT_DEADLINE_S,
-    FencedError,
-    JournalLock,
-    KernelLock,
-    inode,
-    open_for_reading,
-    status_of,
-)
+from hpcjobs.journal_lock import FencedError, JournalLock, inode, open_for_reading, status_of
 from hpcjobs.journal_records import Damage, Record, Report, damage, encode, find_damage, parse_lines
 from hpcjobs.journal_replay import Replay
-from hpcjobs.journal_soft_lock import SoftLock
 
 log = logging.getLogger(__name__)
 
@@ -56,11 +48,6 @@ _FOLLOW_EVERY_S = 0.5
 _REMEMBERED = 512
 
 StatusCallback = Callable[[str], None]
-
-
-def lock_for(journal: Path, deadline_s: float = DEFAULT_DEADLINE_S) -> JournalLock:
-    """The lock of this study. It also fits stock Optuna: ``JournalFileBackend(path, lock_obj=lock_for(path))``."""
-    return KernelLock(journal, deadline_s) if lock_kind(journal) == "kernel" else SoftLock(journal, deadline_s)
 
 
 class FileBackend(BaseJournalBackend):
@@ -136,14 +123,15 @@ class FileBackend(BaseJournalBackend):
         known = max(number for number in self._offsets if number <= log_number_from)
         offset, number = self._offsets[known], known
         while data := self._whole_lines(offset):
+            size = len(data)
             if parse_lines(data) is None:
-                data = self._repaired(offset, data)
+                data, size = self._repaired(offset, data)
             for line in data.split(b"\n")[:-1]:
                 if line.strip():
                     if number >= log_number_from:
                         yield json.loads(line)
                     number += 1
-            offset += len(data)
+            offset += size
         self._offsets[number] = offset
 
     def read_new(self) -> tuple[bool, list[Record | Report]]:
@@ -156,10 +144,10 @@ class FileBackend(BaseJournalBackend):
             self._follow()
         records: list[Record | Report] = []
         while data := self._whole_lines(self._read_end):
-            found = parse_lines(data)
+            found, size = parse_lines(data), len(data)
             if found is None:
                 file = self._inode
-                data = self._repaired(self._read_end, data)
+                data, size = self._repaired(self._read_end, data)
                 if file != self._inode:  # replaced meanwhile, and perhaps to be read from its start
                     if self._read_end == 0:
                         records.clear()
@@ -167,7 +155,7 @@ class FileBackend(BaseJournalBackend):
                 found = parse_lines(data)
                 assert found is not None, "damage that repair does not find"
             records += found
-            self._read_end += len(data)
+            self._read_end += size
             self._last_read = data[-_REMEMBERED:]
         restarted, self._restarted = self._restarted, False
         return restarted, records
@@ -181,6 +169,7 @@ class FileBackend(BaseJournalBackend):
         os.close(self._descriptor)
         self._descriptor = open_for_reading(self.path)
         self._inode = inode(os.fstat(self._descriptor))
+        self._offsets = {0: 0}
         known = os.pread(self._descriptor, len(self._last_read), self._read_end - len(self._last_read))
         if known != self._last_read:
             log.warning("%s was replaced and differs from what was read of it: reading it again", self.path)
@@ -196,10 +185,11 @@ class FileBackend(BaseJournalBackend):
                 return data[:end]
             size *= 16
 
-    def _repaired(self, offset: int, data: bytes) -> bytes:
+    def _repaired(self, offset: int, data: bytes) -> tuple[bytes, int]:
         """Damaged lines after repair: looks again under the lock, and blanks what is still damaged there.
 
-        Returned are whole lines again; blanks at the end that joined the line behind them are left out.
+        Returned are whole lines again, and how many bytes of the file they stand for; blanks at the end that joined the
+        line behind them are left out.
         """
         try:
             with self.exclusive():
@@ -210,10 +200,13 @@ class FileBackend(BaseJournalBackend):
             if error.errno not in _READ_ONLY | _FULL:
                 raise
             # One who may only read, or a full disk: the same records count, the file stays as it is.
-            for span in find_damage(data, offset):
+            size = len(data)
+            for span in reversed(list(find_damage(data, offset))):
                 at = span.offset - offset
-                data = data[:at] + b" " * span.length + data[at + span.length :]
-        return data[: data.rfind(b"\n") + 1]
+                data = data[:at] + data[at + span.length :]
+            return data, size
+        data = data[: data.rfind(b"\n") + 1]
+        return data, len(data)
 
     # Writing
 
@@ -258,11 +251,13 @@ class FileBackend(BaseJournalBackend):
         already, behind this offset.
         """
         end = time.monotonic() + self._patience_s
-        pause = 0.1
+        pause, file = 0.1, self._inode
         while True:
             try:
                 with self._locked():
                     start = self._end
+                    if since is not None and self._inode != file:  # a compacted file has them elsewhere
+                        since, file = 0, self._inode
                     data = b"".join(lines() if since is None else self._missing(lines(), since))
                     if data:
                         self._append_locked(data)
@@ -331,6 +326,30 @@ class FileBackend(BaseJournalBackend):
                 self._depth -= 1
                 if self._depth == 0:
                     self._lock.release()
+
+    def replace_beginning(self, file: tuple[int, int], old: bytes, new: bytes) -> tuple[int, int] | None:
+        """Replace the journal by a file that begins with ``new`` where it began with ``old``.
+
+        Returns its sizes before and after; None, with nothing done, if another file is the journal by now, or if it has
+        another beginning.
+        """
+        temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}")
+        try:
+            with temporary.open("wb") as copy:
+                copy.write(new)
+                os.fsync(copy.fileno())
+                with self._locked():
+                    if self._inode != file or os.pread(self._descriptor, len(old), 0) != old:
+                        return None
+                    self._cut_torn_tail()
+                    copy.write(os.pread(self._descriptor, self._end - len(old), len(old)))
+                    copy.flush()
+                    os.fchmod(copy.fileno(), os.fstat(self._descriptor).st_mode & 0o777)
+                    os.fsync(copy.fileno())
+                    self._lock.replace_journal(temporary)
+                    return self._end, copy.tell()
+        finally:
+            temporary.unlink(missing_ok=True)
 
     # Repair
 

@@ -132,6 +132,10 @@ class JournalLock(BaseJournalFileLock, abc.ABC):
         A kernel lock cannot be taken from a process that lives.
         """
 
+    def replace_journal(self, new: Path) -> None:
+        """Give the journal's name to the file ``new``, while the lock is held. FencedError: nothing was done."""
+        rename_durably(new, self._journal)
+
     @abc.abstractmethod
     def close(self) -> None:
         """Give the descriptors back."""
@@ -258,6 +262,16 @@ def open_for_reading(path: Path) -> int:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return open_journal(path)
+
+
+def rename_durably(new: Path, name: Path) -> None:
+    """Rename; records that are then synced to the new file must not be lost with the rename."""
+    new.replace(name)
+    folder = os.open(name.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def status_of(path: Path) -> os.stat_result | None:

@@ -30,7 +30,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcjobs.journal_client import DONE, FAILED, REPLY, REQUEST, WAITING
-from hpcjobs.journal_file import FileBackend, lock_for
+from hpcjobs.journal_file import FileBackend
+from hpcjobs.journal_soft_lock import lock_for
 from hpcjobs.paths import StudyPaths
 
 log = logging.getLogger(__name__)

@@ -24,11 +24,16 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from hpcjobs.filesystem import lock_kind
 from hpcjobs.journal_lock import (
+    DEFAULT_DEADLINE_S,
     FencedError,
     JournalLock,
+    KernelLock,
     LockOwner,
     boot_id,
     inode,
@@ -36,6 +41,7 @@ from hpcjobs.journal_lock import (
     process_namespace,
     process_start,
     read_owner,
+    rename_durably,
     status_of,
 )
 
@@ -44,6 +50,11 @@ log = logging.getLogger(__name__)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.03
 _ASK_SLURM_EVERY_S = 20.0
 _NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+
+
+def lock_for(journal: Path, deadline_s: float = DEFAULT_DEADLINE_S) -> JournalLock:
+    """The lock of this study. It also fits stock Optuna: ``JournalFileBackend(path, lock_obj=lock_for(path))``."""
+    return KernelLock(journal, deadline_s) if lock_kind(journal) == "kernel" else SoftLock(journal, deadline_s)
 
 
 class SoftLock(JournalLock):
@@ -96,18 +107,25 @@ class SoftLock(JournalLock):
         stalled = time.monotonic() - self._watched.since > self._lease_s
         if lock_file is None or not (stalled or (owner is not None and is_gone(owner, self._watched.asked_slurm))):
             return
-        first = breaking = lock_file.with_name(lock_file.name.replace(".lock.", ".break."))
-        while not create_owned(breaking, self._owner):
-            other = read_owner(breaking)
-            if other is None or not is_gone(other, self._watched.asked_slurm):
-                return
-            breaking = breaking.with_name(f"{breaking.name}.{other.token}")
-        try:
-            if self._replace_journal(lock_file):
+        with self._only_replacer(lock_file) as alone:
+            if alone and self._replace_journal(lock_file):
                 who = owner.describe() if owner else "an unknown process"
                 why = "stalled" if stalled else "is gone"
                 log.warning("%s: broke the lock of %s, which %s", self._journal, who, why)
                 lock_file.unlink(missing_ok=True)
+
+    @contextmanager
+    def _only_replacer(self, lock_file: Path) -> Iterator[bool]:
+        """Be the only one who may replace the journal that this lock is for; False if somebody else is."""
+        first = breaking = lock_file.with_name(lock_file.name.replace(".lock.", ".break."))
+        while not create_owned(breaking, self._owner):
+            other = read_owner(breaking)
+            if other is None or not is_gone(other, self._watched.asked_slurm):
+                yield False
+                return
+            breaking = breaking.with_name(f"{breaking.name}.{other.token}")
+        try:
+            yield True
         finally:
             # Ours last: while it stands nobody else breaks this lock.
             for passed_over in self._journal.parent.glob(f"{first.name}.*"):
@@ -115,6 +133,14 @@ class SoftLock(JournalLock):
                     passed_over.unlink(missing_ok=True)
             first.unlink(missing_ok=True)
             breaking.unlink(missing_ok=True)
+
+    def replace_journal(self, new: Path) -> None:
+        assert self._lock_file is not None, "replace_journal() without the lock"
+        with self._only_replacer(self._lock_file) as alone:
+            if not alone:
+                raise FencedError(f"{self._journal}: the lock of this process is being broken")
+            self.confirm()  # from here on nobody else can replace it
+            rename_durably(new, self._journal)
 
     def _replace_journal(self, lock_file: Path) -> bool:
         """Give the journal a new inode, unless it has one already. Only the one breaker of this inode comes here."""
@@ -128,7 +154,7 @@ class SoftLock(JournalLock):
                     os.fchmod(new.fileno(), os.fstat(old.fileno()).st_mode & 0o777)
                     new.flush()
                     os.fsync(new.fileno())
-                temporary.replace(self._journal)
+                rename_durably(temporary, self._journal)
             finally:
                 temporary.unlink(missing_ok=True)
         return True

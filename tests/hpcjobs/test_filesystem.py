@@ -13,9 +13,8 @@ import pytest
 from hpcjobs import doctor, filesystem
 from hpcjobs.errors import UserError, run_entry
 from hpcjobs.filesystem import Mount, choose_lock, decide_lock, lock_kind, mount_of, probe
-from hpcjobs.journal_file import lock_for
 from hpcjobs.journal_lock import KernelLock
-from hpcjobs.journal_soft_lock import SoftLock
+from hpcjobs.journal_soft_lock import SoftLock, lock_for
 
 
 @pytest.mark.parametrize(

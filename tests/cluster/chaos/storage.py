@@ -14,7 +14,7 @@ from tests.cluster.chaos.world import World
 _WRITER = """\
 import os, signal, sys
 from pathlib import Path
-from hpcjobs.journal_file import lock_for
+from hpcjobs.journal_soft_lock import lock_for
 lock = lock_for(Path(sys.argv[1]))
 lock.acquire()
 os.write(lock.descriptor, bytes.fromhex(sys.argv[2]))
