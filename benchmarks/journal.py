@@ -324,17 +324,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="short form: python benchmarks/journal.py --workers 8 128 --seconds 5 --trials 1000 30000",
+        epilog="example: python benchmarks/journal.py --parts rate latency --workers 128 --seconds 20",
     )
     parser.add_argument("--workers", type=int, nargs="*", default=[1, 8, 64, 128])
     parser.add_argument("--systems", nargs="*", default=["stock", "direct", "grouped"])
     parser.add_argument("--parts", nargs="*", default=["rate", "latency", "offered", "killed", "open"])
+    parser.add_argument("--short", action="store_true", help="two minutes: 8 and 128 workers, 5 s each")
     parser.add_argument("--seconds", type=float, default=10.0, help="length of each measurement")
     parser.add_argument("--offered", type=float, default=40.0, help="trials/s offered by the most workers")
     parser.add_argument("--trials", type=int, nargs="*", default=[1000, 10000, 30000], help="histories to open")
     parser.add_argument("--scratch", type=Path, default=None, help="where studies are made (the filesystem measured)")
     parser.add_argument("--output", type=Path, default=None, help="write all figures there as JSON")
     options = parser.parse_args()
+    if options.short:
+        options.workers, options.seconds, options.trials = [8, 128], 5.0, [1000, 30000]
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warm_up()
     console = Console(width=None if sys.stdout.isatty() else 150)

@@ -25,7 +25,6 @@ LockKind = Literal["kernel", "soft"]
 
 _NODE_LOCAL = {"ext4", "xfs", "btrfs", "tmpfs", "overlay", "zfs", "ext3", "ext2", "f2fs", "ramfs"}
 _KERNEL_LOCKS_EVERYWHERE = {"nfs4", "gpfs", "ceph", "beegfs", "cifs", "smb3", "ocfs2", "gfs2"}
-_HELD = 3  # exit code of the other process where it cannot lock the file
 
 
 @dataclass(frozen=True)
@@ -171,8 +170,7 @@ def _between_processes(folder: Path, lock: Callable[[int], None]) -> bool:
     try:
         lock(descriptor)
         kind = "fcntl" if lock is _try_fcntl else "flock"
-        other = subprocess.run([sys.executable, "-c", _OTHER_PROCESS, name, kind], check=False, timeout=60)
-        return other.returncode == _HELD
+        return _is_held([sys.executable, "-c", _OTHER_PROCESS, name, kind])
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL):
             raise
@@ -183,26 +181,35 @@ def _between_processes(folder: Path, lock: Callable[[int], None]) -> bool:
 
 
 # Run with -c, so that it starts without importing this package.
-_OTHER_PROCESS = f"""
+_OTHER_PROCESS = """
 import fcntl, sys
 lock = fcntl.lockf if sys.argv[2] == "fcntl" else fcntl.flock
 with open(sys.argv[1], "r+") as file:
     try:
         lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        print("free")
     except OSError:
-        sys.exit({_HELD})
+        print("held")
 """
+
+
+def _is_held(other: list[str]) -> bool:
+    """Whether another process, started by this command, finds the lock held."""
+    told = subprocess.run(other, check=False, timeout=120, stdout=subprocess.PIPE, text=True)
+    if told.returncode or told.stdout.strip() not in ("held", "free"):
+        raise OSError(f"{other} ended with exit code {told.returncode} and said {told.stdout!r}")
+    return told.stdout.strip() == "held"
 
 
 def held_on_another_node(path: Path, node: str) -> bool:
     """Whether a ``flock`` of this process on ``path`` is seen on another node of this job (through ``srun``)."""
-    with path.open("a+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        python = [sys.executable, "-c", _OTHER_PROCESS, str(path.absolute()), "flock"]
-        step = subprocess.run(["srun", "--overlap", "-N1", "-n1", "-w", node, *python], check=False, timeout=120)
-    if step.returncode not in (0, _HELD):
-        raise OSError(f"the step on {node} ended with exit code {step.returncode}")
-    return step.returncode == _HELD
+    try:
+        with path.open("a+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            python = [sys.executable, "-c", _OTHER_PROCESS, str(path.absolute()), "flock"]
+            return _is_held(["srun", "--overlap", "-N1", "-n1", "-w", node, *python])
+    finally:
+        path.unlink()
 
 
 def _works(action: Callable[[], bool]) -> bool:

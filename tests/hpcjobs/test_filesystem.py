@@ -122,11 +122,12 @@ def test_step_on_another_node_takes_the_lock_only_where_it_is_not_seen(
     srun.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     assert filesystem.held_on_another_node(tmp_path / "lock", "node2")
-    srun.write_text("#!/bin/sh\nexit 0\n")
+    srun.write_text("#!/bin/sh\necho free\n")
     assert not filesystem.held_on_another_node(tmp_path / "lock", "node2")
-    srun.write_text("#!/bin/sh\nexit 1\n")
-    with pytest.raises(OSError, match="node2"):
-        filesystem.held_on_another_node(tmp_path / "lock", "node2")
+    for failing in ("exit 1", "echo no such node"):
+        srun.write_text(f"#!/bin/sh\n{failing}\n")
+        with pytest.raises(OSError, match="node2"):
+            filesystem.held_on_another_node(tmp_path / "lock", "node2")
 
 
 def test_doctor_refuses_a_missing_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
