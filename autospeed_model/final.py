@@ -78,18 +78,21 @@ def write_samples(evaluator: Evaluator, split: PackedSplit, path: Path, count: i
     """Images spread evenly over a split as one picture of two columns: on the left of each pair the true boxes, on the
     right the detections with their confidence."""
     chosen = np.unique(np.linspace(0, len(split) - 1, min(count, len(split))).astype(int))
+    enlarged = max(1, 320 // split.height)  # small pictures of tests and demos: else labels cover them
     pairs = []
     for index in chosen:
         image = np.ascontiguousarray(split.images[index])
         detections = evaluator.detect(as_tensor(image[None]).to(evaluator.runtime.device))
         rows = detections.rows[0, : int(detections.counts[0])].float().cpu().numpy()
-        truth, found = image.copy(), image.copy()
-        draw_boxes(truth, split.boxes_of(int(index)))
+        truth = np.repeat(np.repeat(image, enlarged, axis=0), enlarged, axis=1)
+        found = truth.copy()
+        draw_boxes(truth, split.boxes_of(int(index)) * [1, enlarged, enlarged, enlarged, enlarged])
+        rows[:, :4] *= enlarged
         for x1, y1, x2, y2, confidence, number in rows[(rows[:, 4] >= SHOWN_CONFIDENCE) & (rows[:, 5] > 0)]:
             draw_boxes(found, np.array([[number, x1, y1, x2, y2]]))
             place = round(float(x1)) + 2, round(float(y2)) - 3
             cv2.putText(found, f"{confidence:.2f}", place, cv2.FONT_HERSHEY_SIMPLEX, 0.35, COLOURS[int(number)])
-        pairs.append(np.concatenate([truth, np.full((len(image), 4, 3), 255, np.uint8), found], axis=1))
+        pairs.append(np.concatenate([truth, np.full((len(truth), 4, 3), 255, np.uint8), found], axis=1))
     if len(pairs) % 2:
         pairs.append(np.full_like(pairs[0], 255))
     gap = np.full((len(pairs[0]), 12, 3), 255, np.uint8)

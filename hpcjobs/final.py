@@ -13,7 +13,7 @@ from rich.console import Console
 
 from hpcjobs.budget import count
 from hpcjobs.errors import UserError, run_entry
-from hpcjobs.final_plan import FinalPlan, plan_final, read_plan, write_plan
+from hpcjobs.final_plan import DEFAULT, FinalPlan, plan_final, read_plan, write_plan
 from hpcjobs.final_results import results_of, table_of, title_of, write_results
 from hpcjobs.heartbeat import HeartbeatWatch
 from hpcjobs.launch import cancel_requested, launch
@@ -119,7 +119,9 @@ def _show(plan: FinalPlan, console: Console) -> None:
     console.print(f"{study.trials} trainings of {study.epochs} epochs by {study.objective}")
     for setting, values in plan.settings.items():
         text = ", ".join(f"{name}={number_text(value)}" for name, value in values.items())
-        console.print(f"  {setting:10} {text or 'the parameters that were found'}")
+        console.print(f"  {setting:10} {text or 'as below'}")
+    if list(plan.settings) == [DEFAULT]:
+        console.print("  the best trial is that of the defaults: there is nothing to compare them with", style="yellow")
     fixed = ", ".join(f"{name}={number_text(value)}" for name, value in study.fixed.items())
     if fixed:
         console.print(f"  {'both':10} {fixed}")
@@ -153,7 +155,7 @@ def _finish(study: OpenStudy, final: OpenStudy, plan: FinalPlan, console: Consol
         final_figure(final, plan, results, study.paths.figures / "final.png")
     console.print(title_of(results), style="bold")
     console.print(table_of(results))
-    if not all(results.beyond_spread(name) for name in results.names):
+    if any(results.gain(name) is not None and not results.beyond_spread(name) for name in results.names):
         console.print("a gain in brackets is smaller than the two deviations together", style="dim")
     if results.failed:
         console.print(f"{results.failed} trainings failed: {final.paths.logs}", style="yellow")

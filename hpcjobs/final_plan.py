@@ -69,7 +69,8 @@ def plan_final(
     common.pop(SEED, None)
     starts = [{**values, SEED: seed} for seed in range(seeds) for values in settings.values()]
     if len(settings) == 1:
-        settings, starts = {BEST: {}}, [{SEED: seed} for seed in range(seeds)]
+        only = DEFAULT if len(defaults) == len(best.params) else BEST  # the best trial may be that of the defaults
+        settings, starts = {only: {}}, [{SEED: seed} for seed in range(seeds)]
     study = file.study.model_copy(
         update={
             "objective": objective,

@@ -59,12 +59,12 @@ def test_what_both_settings_share_is_fixed_and_the_rest_takes_exactly_two_values
     assert [plan.setting_of(start) for start in plan.starts] == [BEST, DEFAULT, BEST, DEFAULT]
 
 
-@pytest.mark.parametrize("defaults", [{}, {"x": 0.7, "kind": "a"}])
-def test_without_other_defaults_only_the_optimised_parameters_are_trained_with(defaults: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("defaults", "setting"), [({}, BEST), ({"x": 0.7, "kind": "a"}, DEFAULT)])
+def test_without_a_second_setting_there_is_one_training_a_seed(defaults: dict[str, Any], setting: str) -> None:
     plan = planned(defaults, {"x": 0.7, "kind": "a"})
     assert plan.starts == [{"seed": 0}, {"seed": 1}]
     assert plan.file.study.fixed == {"size": 3, "x": 0.7, "kind": "a"}
-    assert plan.setting_of({"seed": 1}) == BEST
+    assert plan.setting_of({"seed": 1}) == setting
 
 
 def test_a_searched_seed_is_refused() -> None:
