@@ -26,7 +26,8 @@ class DivergedError(ArithmeticError):
 def run_entry(main: Callable[[], int | None]) -> int:
     """Run an entry's ``main``; a :class:`UserError` becomes its message on stderr and exit code 2.
 
-    So does an error of the system that names a path and tells of that path, such as a missing permission.
+    So does an error of the system that names a path and tells of that path, such as a missing permission. A training
+    that has diverged ends with its message and exit code 1.
     """
     try:
         if "" in sys.argv[1:]:
@@ -36,6 +37,9 @@ def run_entry(main: Callable[[], int | None]) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
+    except DivergedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     except OSError as error:
         if error.errno not in _OF_A_PATH or error.filename is None:
             raise

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -98,9 +99,31 @@ def _launch_local(paths: StudyPaths) -> Launched:
     executor.update_parameters(timeout_min=LOCAL_TIMEOUT_MIN)
     # submitit's local executor hides all GPUs from jobs that do not ask for any
     environment = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES")}
-    with _ignored(signal.SIGINT, signal.SIGHUP):
+    with _ignored(signal.SIGINT, signal.SIGHUP), _without_streams():
         job = executor.submit(run_node, str(paths.folder), environment)
     return Launched((str(job.job_id),), 1, False, socket.gethostname())
+
+
+@contextlib.contextmanager
+def _without_streams() -> Iterator[None]:
+    """A child that starts meanwhile gets none of our streams: who reads our output through a pipe, or over ssh, would
+    wait for the study's end."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    ours = {}
+    for number in range(3):
+        with contextlib.suppress(OSError):  # one that is closed already
+            ours[number] = os.dup(number)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    try:
+        for number in ours:
+            os.dup2(nothing, number)
+        yield
+    finally:
+        for number, copy in ours.items():
+            os.dup2(copy, number)
+            os.close(copy)
+        os.close(nothing)
 
 
 @contextlib.contextmanager

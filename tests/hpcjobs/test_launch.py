@@ -94,6 +94,17 @@ def test_ctrl_c_ends_a_study_on_this_machine_and_says_how_to_go_on(tmp_path: Pat
     assert count(open_study(paths)).waiting == 2
 
 
+def test_who_reads_the_output_of_a_detached_submission_need_not_wait_for_the_study(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(
+        "objective: tests.hpcjobs.objectives:deaf\nparameters: {x: {type: int, min: 1, max: 9}}\n"
+    )
+    done = run("submit", "--study", tmp_path / "s.yaml", "--folder", tmp_path / "study", "--trials", "1", "--detach")
+    assert done.returncode == 0, done.stderr
+    assert "started on this machine" in done.stdout
+    cancelled = run("cancel", tmp_path / "study", "--wait", "1")
+    assert "0 of 1 trials have ended" in cancelled.stdout
+
+
 def test_cancel_of_what_is_no_study_is_refused(tmp_path: Any) -> None:
     done = run("cancel", tmp_path)
     assert done.returncode == 2
