@@ -76,7 +76,7 @@ def make_night(folder: Path, *, nodes: int = 2, workers: int = 8, trials: int = 
     journal = Journal()
     journal.add(-10, 0, study_name="experiment1", directions=[2])
     for _ in range(trials):
-        journal.add(-9, 4, study_id=0, datetime_start=_stamp(-9), datetime_complete=None, state=WAITING,
+        journal.add(-9, 4, study_id=0, datetime_start=None, state=WAITING,
                     distributions={}, params={}, user_attrs={}, system_attrs={}, value=None, values=None,
                     intermediate_values={})  # fmt: skip
     free = [(20.0 * node + 5 * random.random(), node, worker) for node in range(nodes) for worker in range(workers)]
@@ -153,7 +153,7 @@ def _recover(journal: Journal, moment: float, number: int, successor: int, param
     study = StudyConfig.model_validate({"parameters": SPACE})
     spaces = {name: distribution(space) for name, space in study.parameters.items()}
     journal.add(
-        moment, 4, study_id=0, datetime_start=_stamp(moment), datetime_complete=None, state=WAITING, value=None,
+        moment, 4, study_id=0, datetime_start=None, state=WAITING, value=None,
         values=None, distributions={name: distribution_to_json(space) for name, space in spaces.items()},
         params={name: spaces[name].to_internal_repr(value) for name, value in params.items()}, user_attrs={},
         system_attrs={"failed_trial": number, "retry_history": [number]}, intermediate_values={"1": 0.1},

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import shutil
+import socket
 import subprocess
 import sys
+import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpcjobs.paths import StudyPaths
-from hpcjobs.report import write_report
+from hpcjobs.report import dashboard_command, write_report
 from hpcjobs.report_data import ReportData
 from hpcjobs.report_timeline import node_hours_at, node_spans, read_spans, recoveries, spans_of
 from hpcjobs.study import open_study
@@ -168,3 +173,27 @@ def test_a_browser_shows_the_page_without_sideways_scrolling(page: str, night: S
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert "<title>true,8,true</title>" in done.stdout, done.stderr[-2000:]
+
+
+@pytest.mark.skipif(not (Path(sys.executable).parent / "optuna-dashboard").exists(), reason="needs optuna-dashboard")
+def test_the_command_for_the_dashboard_opens_the_study(night: StudyPaths) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    program, *arguments = shlex.split(dashboard_command(night))
+    command = [str(Path(sys.executable).parent / program), *arguments, "--port", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        end = time.monotonic() + 60
+        while True:
+            try:
+                answer = json.loads(direct.open(f"http://127.0.0.1:{port}/api/studies", timeout=10).read())
+                break
+            except OSError:
+                assert time.monotonic() < end and server.poll() is None, "the dashboard does not answer"
+                time.sleep(0.3)
+    finally:
+        server.kill()
+        server.wait()
+    assert [study["study_name"] for study in answer["study_summaries"]] == ["experiment1"]
