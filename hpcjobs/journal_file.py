@@ -22,16 +22,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime, timezone
 from pathlib import Path
 
 from optuna.storages.journal import BaseJournalBackend
 
-from hpcjobs import journal_snapshot
+from hpcjobs import journal_repair, journal_snapshot
 from hpcjobs.filesystem import mount_of, shares_unsynced_writes
 from hpcjobs.journal_client import JournalClient, ServerGoneError
 from hpcjobs.journal_lock import FencedError, JournalLock, inode, open_for_reading, status_of
-from hpcjobs.journal_records import Damage, Record, Report, damage, encode, find_damage, parse_lines
+from hpcjobs.journal_records import Damage, Record, Report, encode, find_damage, parse_lines
 from hpcjobs.journal_replay import Replay
 
 log = logging.getLogger(__name__)
@@ -365,17 +364,9 @@ class FileBackend(BaseJournalBackend):
                     raise
 
     def _blank(self, spans: list[Damage]) -> None:
-        if not spans:
-            return
-        self._keep(spans)
-        # O_APPEND makes pwrite append. The same inode again, by whatever name it has, without it:
-        descriptor = os.open(f"/proc/self/fd/{self._lock.descriptor}", os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            for span in spans:
-                os.pwrite(descriptor, b" " * span.length, span.offset)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        if spans:
+            self._keep(spans)
+            journal_repair.blank(self._lock.descriptor, spans)
 
     def _cut_torn_tail(self) -> None:
         """Remove what stands behind the last newline; the lock is held."""
@@ -383,27 +374,15 @@ class FileBackend(BaseJournalBackend):
         if self._end == 0 or os.pread(descriptor, 1, self._end - 1) == b"\n":
             return
         time.sleep(_TORN_AFTER_S)
-        start = end = os.fstat(descriptor).st_size
-        tail = b""
-        while start and b"\n" not in tail:
-            start = max(0, start - 65536)
-            tail = os.pread(descriptor, end - start, start)
-        keep = tail.rfind(b"\n") + 1
-        self._end = start + keep
-        if tail[keep:]:
-            self._keep([damage(self._end, tail[keep:], "torn at the end")])
+        self._end, torn = journal_repair.torn_tail(descriptor)
+        if torn is not None:
+            self._keep([torn])
             os.ftruncate(descriptor, self._end)
             os.fsync(descriptor)
 
     def _keep(self, spans: list[Damage]) -> None:
-        """Report damage, and keep its bytes beside the journal before they are removed from it."""
+        journal_repair.keep(self.path, spans)
         self.damages += spans
-        when = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        lines = [json.dumps({"time": when, **span.as_dict(), "lost": span.lost}) for span in spans]
-        with self.path.with_suffix(".lost.jsonl").open("a") as file:
-            file.write("\n".join(lines) + "\n")
-        for span in spans:
-            log.warning("%s: repaired damage at %s", self.path, span.describe())
 
     def close(self) -> None:
         os.close(self._descriptor)

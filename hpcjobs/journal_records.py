@@ -1,7 +1,7 @@
 """One line of the journal: how a record is written, how it is checked, and what is kept of a damaged line.
 
 A record is a JSON object on a line of its own, as Optuna's file journal has it, with two keys more at its end, which
-stock Optuna ignores: ``n`` counts ``crc`` is the CRC-32 of all bytes of the line before it.
+stock Optuna ignores: ``n`` counts the records of one writer, ``crc`` is the CRC-32 of all bytes of the line before it.
 
 Which lines count is one rule for every reader, stock Optuna included: a line counts if it is a JSON object with an
 ``op_code``. Everything else (blank, NUL bytes, a torn record) does not count and is made blanks in place, so that no
