@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from optuna.trial import FrozenTrial, TrialState
 
 from hpcjobs.config import Categorical
+from hpcjobs.progress import ordered_by_value
 from hpcjobs.report_data import ReportData
 from hpcjobs.report_style import (
     BLUE,
@@ -24,6 +25,10 @@ from hpcjobs.report_style import (
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+# more lines than these are a carpet
+MOST_LINES = 300
 
 
 def history(data: ReportData, path: Path) -> None:
@@ -119,7 +124,9 @@ def slices(data: ReportData, path: Path) -> None:
         own = [trial for trial in data.completed if name in trial.params]
         places = [_place(data, name, trial.params[name]) for trial in own]
         heights = [trial.values[0] for trial in own]
-        points = axes.scatter(places, heights, c=[trial.number for trial in own], s=12, cmap=COLOURS)
+        points = axes.scatter(
+            places, heights, c=[trial.number for trial in own], s=12 if len(own) < 1000 else 3, cmap=COLOURS
+        )
         if data.best is not None and name in data.best.params:
             axes.plot(
                 _place(data, name, data.best.params[name]), data.best.values[0], "*", markersize=13, color=RED,
@@ -145,12 +152,12 @@ def parallel(data: ReportData, path: Path) -> None:
 
     names = [*data.parameters]
     figure, axes = new_figure(4.0)
-    low, high = rank_limits([trial.values[0] for trial in data.completed]) if data.completed else (0.0, 1.0)
+    worst_first = ordered_by_value(data.completed, data.file.study.direction)[:MOST_LINES][::-1]
+    low, high = rank_limits([trial.values[0] for trial in worst_first]) if worst_first else (0.0, 1.0)
     norm = Normalize(low, high if high > low else low + 1)
     colours = matplotlib.colormaps[COLOURS if data.maximise else f"{COLOURS}_r"]
-    worst_first = sorted(data.completed, key=lambda trial: trial.values[0], reverse=not data.maximise)
     for trial in worst_first:
-        heights = [_unit(data, name, trial) for name in names] + [float(norm(trial.values[0]))]
+        heights = [_unit(data, name, trial) for name in names] + [min(1.0, max(0.0, float(norm(trial.values[0]))))]
         is_best = data.best is not None and trial.number == data.best.number
         axes.plot(
             heights, color=RED if is_best else colours(norm(trial.values[0])), linewidth=2.4 if is_best else 0.9,
@@ -169,7 +176,9 @@ def parallel(data: ReportData, path: Path) -> None:
     axes.margins(x=0.03)
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.grid(visible=True, axis="x", color="#c3c9d1")
-    axes.set_title("Completed trials; the best in red", pad=22)
+    number = len(data.completed)
+    which = "Completed trials" if number <= MOST_LINES else f"The best {MOST_LINES} of {number} completed trials"
+    axes.set_title(f"{which}; the best in red", pad=22)
     save(figure, path)
 
 

@@ -11,6 +11,8 @@ from hpcjobs.report_style import BLUE, GREEN, OUTCOMES, RED, new_figure, save, t
 
 # lanes of a node get thinner until this many inches of all nodes together
 TALLEST = 9.0
+# white edges between trials would hide thinner lanes
+MOST_WITH_EDGES = 100
 
 
 def gantt(data: ReportData, path: Path) -> None:
@@ -18,6 +20,7 @@ def gantt(data: ReportData, path: Path) -> None:
     lanes = {
         key: row for row, key in enumerate(sorted({(_order(data, span.element), span.worker) for span in data.spans}))
     }
+    edge = 0.4 if len(lanes) <= MOST_WITH_EDGES else 0.0
     unit, seconds = time_unit(data.end - data.start)
     height = min(TALLEST, 1.6 + 0.16 * len(lanes))
     figure, (axes, below) = new_figure(height + 1.1, rows=2, sharex=True, height_ratios=(height, 1.2))
@@ -29,7 +32,7 @@ def gantt(data: ReportData, path: Path) -> None:
         lefts = [(span.start - data.start) / seconds for span in own]
         widths = [span.seconds / seconds for span in own]
         axes.barh(
-            rows, widths, left=lefts, height=0.86, color=colour, label=outcome, linewidth=0.4, edgecolor="white",
+            rows, widths, left=lefts, height=0.86 if edge else 1.0, color=colour, label=outcome, linewidth=edge, edgecolor="white",
             alpha=0.55 if outcome == "recovering" else 1.0, hatch="////" if outcome == "recovering" else None,
         )  # fmt: skip
     for node in data.nodes:
