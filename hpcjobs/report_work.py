@@ -32,7 +32,8 @@ def gantt(data: ReportData, path: Path) -> None:
         lefts = [(span.start - data.start) / seconds for span in own]
         widths = [span.seconds / seconds for span in own]
         axes.barh(
-            rows, widths, left=lefts, height=0.86 if edge else 1.0, color=colour, label=outcome, linewidth=edge, edgecolor="white",
+            rows, widths, left=lefts, height=0.86 if edge else 1.0, color=colour, label=outcome, linewidth=edge,
+            edgecolor="white",
             alpha=0.55 if outcome == "recovering" else 1.0, hatch="////" if outcome == "recovering" else None,
         )  # fmt: skip
     for node in data.nodes:
