@@ -156,7 +156,7 @@ class NodeAgent:
             return
         delay = min(float(self._plan.signal_delay_s), (end - time.time()) / 4)
         self._control = Control(stop_at=end - delay, end=end, grace_s=GRACE_S)
-        self._control.write(self._control_file)
+        self._order()
         log.info("this job ends in %.0f s; workers stop %.0f s before", end - time.time(), delay)
 
     def _check_stop(self) -> None:
@@ -174,7 +174,16 @@ class NodeAgent:
         self._stopped_at = time.monotonic()
         self.report.message = reason
         self._control = Control(reason, self._control.stop_at, self._control.end, GRACE_S)
-        self._control.write(self._control_file)
+        self._order()
+
+    def _order(self) -> None:
+        """Tell the workers. Where the node's disk is full, they are signalled instead when they are to stop."""
+        try:
+            self._control.write(self._control_file)
+        except OSError as error:
+            log.error("no order can be written for the workers: %s", error)
+            for step in self._steps if self._control.stop else ():
+                step.ask_to_stop()
 
     def _reap(self) -> None:
         endings, self._unrecovered = self._unrecovered, []

@@ -84,6 +84,14 @@ def read_status(path: Path) -> WorkerStatus | None:
         return None
 
 
+def sign_of_life(path: Path) -> int:
+    """A number that changes whenever a worker has touched its status file."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
 def read_node(path: Path) -> NodeReport | None:
     """One node's file; None if it is gone or not a node's file."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -49,7 +50,7 @@ class Pulse:
         for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
             signal.signal(number, self._on_signal)
         self._hear()
-        write_status(self._spec.status, self._status)
+        self._tell()
         self._thread.start()
 
     def stop(self, exit_code: int) -> None:
@@ -58,7 +59,7 @@ class Pulse:
         self._wake.set()
         self._thread.join()
         self._status.state, self._status.exit_code = "ended", exit_code
-        write_status(self._spec.status, self._status)
+        self._tell()
 
     def wait(self, seconds: float) -> None:
         """Sleep, but not past an order to stop."""
@@ -124,7 +125,16 @@ class Pulse:
             if now - last >= BEAT_S:
                 last = now
                 self._status.beat += 1
-                write_status(self._spec.status, self._status)
+                self._tell()
+
+    def _tell(self) -> None:
+        """Write the status. Where the node's disk is full, a newer time of the old one shows that the worker lives."""
+        try:
+            write_status(self._spec.status, self._status)
+        except OSError as error:
+            log.warning("the worker's status cannot be written: %s", error)
+            with contextlib.suppress(OSError):
+                os.utime(self._spec.status)
 
     def _overdue(self, now: float) -> bool:
         """The objective neither polls nor reports: the grace is over, or the job is about to end."""

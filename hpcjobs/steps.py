@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hpcjobs.devices import Place
 from hpcjobs.failures import EXIT_DEVICE_FAULT, EXIT_DONE, EXIT_HANDED_BACK, EXIT_UNUSABLE
-from hpcjobs.heartbeat import WorkerStatus, read_status
+from hpcjobs.heartbeat import WorkerStatus, read_status, sign_of_life
 from hpcjobs.owners import process_alive, process_gone
 from hpcjobs.spec import NODE_FOLDER, WorkerSpec, spec_file, status_file
 
@@ -82,9 +82,9 @@ class Step:
         self._device_faults = 0
         self._due = 0.0
         self._started = 0.0
+        self._sign = 0
         self._silent_s = 0.0
         self._looked = time.monotonic()
-        self._finished_before = 0
 
     @property
     def live(self) -> bool:
@@ -123,15 +123,16 @@ class Step:
 
     def look(self) -> None:
         """Read the status file, and end a process that has not moved for long."""
-        status = read_status(status_file(self._node_folder, self.index))
+        path = status_file(self._node_folder, self.index)
+        status, sign = read_status(path), sign_of_life(path)
         if status is None or status.token != self._spec.token:
             status = None
         now = time.monotonic()
         # only time in which this process ran too: after Slurm suspended the job, all seem to have been silent
         self._silent_s += min(now - self._looked, 1.0)
         self._looked = now
-        if status != self.status:
-            self.status, self._silent_s = status, 0.0
+        if (status, sign) != (self.status, self._sign):
+            self.status, self._sign, self._silent_s = status, sign, 0.0
         if self.live and self._silent_s > (allowed := self._longest_silence_s()):
             log.error("worker %d has not moved for %.0f s and is ended", self.index, allowed)
             self.kill()
@@ -196,6 +197,13 @@ class Step:
     def restart(self, after_s: float) -> None:
         self.state = "pending"
         self._due = time.monotonic() + after_s
+
+    def ask_to_stop(self) -> None:
+        """Signal the worker: for when no order can be written for it."""
+        status = self.status
+        if status is not None and process_alive(status.pid, status.start):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(status.pid, signal.SIGTERM)
 
     def kill(self) -> None:
         """End the process now, with all that it started."""
