@@ -1,4 +1,4 @@
-"""How the tests are spread over processes (``pytest -n 2 --dist loadgroup``)."""
+"""How the tests are spread over processes (``pytest -n 3 --dist loadgroup``)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 HERE = Path(__file__).parent
 # these share something costly: a running cluster, a compiled extension
 TOGETHER = ("cluster", "hip_kernels")
+# so long that they have a cluster of their own, beside that of the others
+FAULTS = ("test_chaos.py", "test_failures.py", "test_growing.py", "test_requeue.py")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -16,5 +18,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep a file's tests in one process, and those of the cluster, which mostly wait, beside all others."""
     for item in items:
         folder = item.path.relative_to(HERE).parts[0]
-        item.add_marker(pytest.mark.xdist_group(folder if folder in TOGETHER else str(item.path)))
-    items.sort(key=lambda item: HERE / "cluster" not in item.path.parents)
+        group = folder if folder in TOGETHER else str(item.path)
+        item.add_marker(pytest.mark.xdist_group("faults" if item.path.name in FAULTS else group))
+    items.sort(key=lambda item: (HERE / "cluster" not in item.path.parents, item.path.name not in FAULTS))
