@@ -13,11 +13,14 @@ TOGETHER = ("cluster", "hip_kernels")
 FAULTS = ("test_chaos.py", "test_failures.py", "test_growing.py", "test_requeue.py")
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Keep a file's tests in one process, and those of the cluster, which mostly wait, beside all others."""
+    folder = item.path.relative_to(HERE).parts[0]
+    group = folder if folder in TOGETHER else item.path.name
+    item.add_marker(pytest.mark.xdist_group("faults" if item.path.name in FAULTS else group))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep a file's tests in one process, and those of the cluster, which mostly wait, beside all others."""
-    for item in items:
-        folder = item.path.relative_to(HERE).parts[0]
-        group = folder if folder in TOGETHER else str(item.path)
-        item.add_marker(pytest.mark.xdist_group("faults" if item.path.name in FAULTS else group))
+    """The longest first."""
     items.sort(key=lambda item: (HERE / "cluster" not in item.path.parents, item.path.name not in FAULTS))
