@@ -39,7 +39,7 @@ demo: setup ## a small study here, from rendered data to a report (no Slurm, GPU
 
 test: setup cluster-packages ## ruff, mypy, shellcheck and pytest; as root on Debian the cluster tests too
 	@$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest -n 3 --dist loadgroup
+	$(BIN)/python -m pytest -n 3 --dist loadfile
 
 lint: setup ## ruff, mypy and shellcheck alone
 	$(BIN)/ruff check .
