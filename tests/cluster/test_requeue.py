@@ -81,6 +81,6 @@ def test_trials_longer_than_a_job_complete_over_several_requeues(studies: tuple[
     }
     assert runs, "no trial completed"
     for steps in runs.values():
-        assert len(steps) >= 3, "a trial of 88 s in jobs of 45 s takes three of them"
+        assert len(steps) >= 2, "a trial of 88 s does not fit into one job of a minute"
         assert steps[0] == 0
         assert all(earlier < later for earlier, later in itertools.pairwise(steps))

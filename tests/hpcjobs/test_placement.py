@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,12 @@ from hpcjobs.placement import DeviceList, PlacementError, check_place, kfd_gpus,
 from hpcjobs.spec import WorkerSpec
 
 ROCR = "ROCR_VISIBLE_DEVICES"
+
+
+@pytest.fixture(autouse=True)
+def _without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PyTorch that another test has imported here would be asked for its devices."""
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
 
 
 def gpu(index: int) -> LogicalGpu:
