@@ -97,6 +97,7 @@ def test_a_requeued_array_element_runs_again(cluster: Cluster) -> None:
     for element in (0, 1):
         cluster.run("scontrol", "requeue", f"{job}_{element}")
     wait_until(lambda: not cluster.run("squeue", "-h").stdout, "the second runs to end", 90)
+    assert sorted(cluster.wait_for_job(job)) == ["COMPLETED"] * 2 + ["REQUEUED"] * 2
 
 
 def _links_into(folder: Path, link: Path) -> bool:
