@@ -123,17 +123,22 @@ class Cluster:
 
         def ended() -> bool:
             records = self.sacct(job, "JobID", "State")
+            # accounting hears of each element by itself and late, slurmctld keeps ended ones for minutes
+            elements = self._elements(job)
             return (
-                bool(records)
+                bool(elements)
+                and elements.keys() <= {record["JobID"] for record in records}
+                and not any(state.startswith(going_on) for state in elements.values())
                 and not any(record["State"].startswith(going_on) for record in records)
-                and not self._queued(job)
             )
 
         wait_until(ended, f"the end of job {job}", timeout_s)
         return [record["State"] for record in self.sacct(job, "JobID", "State") if "." not in record["JobID"]]
 
-    def _queued(self, job: str) -> bool:
-        return bool(self.run("squeue", "--noheader", "-j", job, check=False).stdout.strip())
+    def _elements(self, job: str) -> dict[str, str]:
+        """State of each element of a job, ended ones too, as slurmctld has it."""
+        text = self.run("squeue", "--noheader", "--array", "--states=all", "-j", job, "-o", "%i|%T", check=False).stdout
+        return dict(line.strip().split("|") for line in text.splitlines())
 
     def kill_slurmd(self, node: str) -> None:
         """SIGKILL to a node's slurmd. Its steps go on, as they do on a real node."""
