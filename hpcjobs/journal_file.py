@@ -3,12 +3,12 @@
 It is a backend of Optuna's ``JournalStorage`` and the file stays one that stock Optuna opens. Rules:
 
 - A reader takes whole lines only. A line at the end without its newline does not exist yet.
-- A writer holds the lock, looks whether the file ends with a newline, and appends with one ``write``. What a dead
-  writer left behind the last newline is cut off. If the disk is full, the writer cuts off what it wrote itself, frees
-  the lock, waits and tries again.
-- A line in the middle that is no record is looked at again under the lock (it may have been half visible on a network
-  filesystem) and then blanked in place: no offset and no log number changes, so readers that are open go on.
-- What is cut or blanked is kept in ``journal.lost.jsonl`` and reported.
+- A writer holds the lock, looks whether the file ends with a newline, and appends with one ``write``. If the disk is
+  full, it cuts off what it wrote itself, frees the lock, waits and tries again.
+- A line that is no record, and what a dead writer left behind the last newline, is looked at again under the lock (it
+  may have been half visible on a network filesystem) and then blanked in place: no offset and no log number changes,
+  so readers go on that are open, also those that have passed over the damage. The next record may follow the blanks.
+- What is blanked is kept in ``journal.lost.jsonl`` and reported.
 """
 
 from __future__ import annotations
@@ -275,17 +275,8 @@ class FileBackend(BaseJournalBackend):
         self._sync_if_due()
 
     def _append_locked(self, data: bytes) -> None:
-        descriptor = self._lock.descriptor
-        self._cut_torn_tail()
-        try:
-            written = 0
-            while written < len(data):
-                written += os.write(descriptor, data[written:])
-            if self._always_sync:
-                os.fdatasync(descriptor)
-        except OSError:
-            os.ftruncate(descriptor, self._end)
-            raise
+        self._blank_torn_tail()
+        journal_repair.append_whole(self._lock.descriptor, data, synced=self._always_sync)
         self._lock.confirm()
         self._end += len(data)
 
@@ -340,7 +331,7 @@ class FileBackend(BaseJournalBackend):
                 with self._locked():
                     if self._inode != file or os.pread(self._descriptor, len(old), 0) != old:
                         return None
-                    self._cut_torn_tail()
+                    self._blank_torn_tail()
                     copy.write(os.pread(self._descriptor, self._end - len(old), len(old)))
                     copy.flush()
                     os.fchmod(copy.fileno(), os.fstat(self._descriptor).st_mode & 0o777)
@@ -353,36 +344,31 @@ class FileBackend(BaseJournalBackend):
     # Repair
 
     def repair_tail(self) -> None:
-        """Cut off what a dead writer left behind the last newline. Lines in the middle are repaired when read."""
+        """Blank what a dead writer left behind the last newline. Whole lines are repaired when read."""
         end = os.fstat(self._descriptor).st_size
         if end and os.pread(self._descriptor, 1, end - 1) != b"\n":
             try:
                 with self.exclusive():
-                    self._cut_torn_tail()
+                    self._blank_torn_tail()
             except OSError as error:
                 if error.errno not in _READ_ONLY | _FULL:
                     raise
 
-    def _blank(self, spans: list[Damage]) -> None:
-        if spans:
-            self._keep(spans)
-            journal_repair.blank(self._lock.descriptor, spans)
-
-    def _cut_torn_tail(self) -> None:
-        """Remove what stands behind the last newline; the lock is held."""
+    def _blank_torn_tail(self) -> None:
+        """Blank what stands behind the last newline; the lock is held."""
         descriptor = self._lock.descriptor
         if self._end == 0 or os.pread(descriptor, 1, self._end - 1) == b"\n":
             return
-        time.sleep(_TORN_AFTER_S)
-        self._end, torn = journal_repair.torn_tail(descriptor)
-        if torn is not None:
-            self._keep([torn])
-            os.ftruncate(descriptor, self._end)
-            os.fsync(descriptor)
+        if journal_repair.torn_tail(descriptor) is not None:
+            time.sleep(_TORN_AFTER_S)
+            torn = journal_repair.torn_tail(descriptor)
+            self._blank([torn] if torn is not None else [])
 
-    def _keep(self, spans: list[Damage]) -> None:
-        journal_repair.keep(self.path, spans)
-        self.damages += spans
+    def _blank(self, spans: list[Damage]) -> None:
+        if spans:
+            journal_repair.keep(self.path, spans)
+            self.damages += spans
+            journal_repair.blank(self._lock.descriptor, spans)
 
     def close(self) -> None:
         os.close(self._descriptor)

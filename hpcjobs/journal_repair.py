@@ -15,16 +15,32 @@ log = logging.getLogger(__name__)
 _BLOCK = 1 << 16
 
 
-def torn_tail(descriptor: int) -> tuple[int, Damage | None]:
-    """Where the last whole line ends, and what stands behind it."""
+def append_whole(descriptor: int, data: bytes, *, synced: bool = False) -> None:
+    """Append all of ``data`` or, where there is no room for all of it, nothing. ``synced``: it is then on the disk.
+
+    Raises OSError as ``write`` and ``fdatasync`` do.
+    """
+    written = 0
+    try:
+        while written < len(data):
+            written += os.write(descriptor, data[written:])
+        if synced:
+            os.fdatasync(descriptor)
+    except OSError:
+        if written:
+            os.ftruncate(descriptor, os.lseek(descriptor, 0, os.SEEK_CUR) - written)
+        raise
+
+
+def torn_tail(descriptor: int) -> Damage | None:
+    """What stands behind the last whole line. Blanks do not matter there: the next record may follow them."""
     start = end = os.fstat(descriptor).st_size
     tail = b""
     while start and b"\n" not in tail:
         start = max(0, start - _BLOCK)
         tail = os.pread(descriptor, end - start, start)
-    keep = tail.rfind(b"\n") + 1
-    torn = damage(start + keep, tail[keep:], "torn at the end") if tail[keep:] else None
-    return start + keep, torn
+    torn = tail[tail.rfind(b"\n") + 1 :].lstrip(b" ")
+    return damage(end - len(torn), torn, "torn at the end") if torn else None
 
 
 def blank(journal: int, spans: list[Damage]) -> None:
@@ -42,8 +58,13 @@ def blank(journal: int, spans: list[Damage]) -> None:
 def keep(journal: Path, spans: list[Damage]) -> None:
     """Report damage, and keep its bytes in ``journal.lost.jsonl`` before they are removed from the journal."""
     when = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    lines = [json.dumps({"time": when, **span.as_dict(), "lost": span.lost}) for span in spans]
-    with journal.with_suffix(".lost.jsonl").open("a") as file:
-        file.write("\n".join(lines) + "\n")
+    lines = [json.dumps({"time": when, **span.as_dict(), "lost": span.lost}) + "\n" for span in spans]
+    descriptor = os.open(
+        journal.with_suffix(".lost.jsonl"), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o664
+    )
+    try:
+        append_whole(descriptor, "".join(lines).encode())
+    finally:
+        os.close(descriptor)
     for span in spans:
         log.warning("%s: repaired damage at %s", journal, span.describe())

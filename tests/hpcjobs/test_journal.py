@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -15,8 +16,10 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
+from hpcjobs import journal_repair
 from hpcjobs.journal import StudyStorage, open_storage
 from hpcjobs.journal_lock import JournalTimeoutError
+from hpcjobs.journal_records import Damage
 from hpcjobs.paths import StudyPaths
 
 CASES = Path(__file__).parent / "cases" / "journal"
@@ -77,6 +80,51 @@ def test_reader_that_was_open_before_the_repair_goes_on(tmp_path: Path) -> None:
     study.tell(study.ask(), 0.9)
     assert optuna.load_study(study_name="s", storage=reader).trials[5].value == 0.9
     assert [damage.reason for damage in storage.damages] == ["torn at the end"]
+
+
+@pytest.mark.parametrize("damage", [b"not a record\n", b"\0" * 300 + b"\n", b'{"op_code":6,"wor'])
+def test_reader_that_passed_over_damage_goes_on_after_its_repair(
+    damage: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk a reader passes over what it cannot repair; when another has repaired it, no byte has moved."""
+    study = optuna.create_study(study_name="s", storage=open_storage(StudyPaths(tmp_path)))
+    study.tell(study.ask(), 0.0)
+    reader = optuna.load_study(study_name="s", storage=open_storage(StudyPaths(tmp_path)))
+    with (tmp_path / "journal.log").open("ab") as file:
+        file.write(damage)
+    with monkeypatch.context() as full_disk:
+
+        def keep(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        full_disk.setattr(journal_repair, "keep", keep)
+        assert [trial.value for trial in reader.trials] == [0.0]
+    for value in (1.0, 2.0):
+        study.tell(study.ask(), value)
+    assert [trial.value for trial in reader.trials] == [0.0, 1.0, 2.0]
+    assert [trial.value for trial in stock_study(tmp_path).get_trials()] == [0.0, 1.0, 2.0]
+    assert sum(damage.length for damage in study._storage.damages) == len(damage)  # type: ignore[attr-defined]
+
+
+def test_what_follows_a_torn_tail_meanwhile_is_not_removed_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that does not know our lock appends while the tail before is being repaired."""
+    study = optuna.create_study(study_name="s", storage=open_storage(StudyPaths(tmp_path)))
+    journal = tmp_path / "journal.log"
+    record = b'{"op_code":2,"worker_id":"w-1","study_id":0,"user_attr":{"k":1}}\n'
+    keep = journal_repair.keep
+
+    def keep_and_append(path: Path, spans: list[Damage]) -> None:
+        keep(path, spans)
+        with journal.open("ab") as file:
+            file.write(record)
+
+    with journal.open("ab") as file:
+        file.write(b'{"op_code":6,"wor')
+    monkeypatch.setattr(journal_repair, "keep", keep_and_append)
+    study.ask()
+    assert study.user_attrs == stock_study(tmp_path).user_attrs == {"k": 1}
 
 
 def test_storage_opened_before_fork_numbers_no_trial_twice(tmp_path: Path) -> None:

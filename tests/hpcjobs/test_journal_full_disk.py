@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 import subprocess
@@ -19,6 +20,8 @@ from optuna.storages.journal import JournalFileBackend
 
 from hpcjobs.filesystem import decide_lock
 from hpcjobs.journal import open_storage
+from hpcjobs.journal_records import damage
+from hpcjobs.journal_repair import keep
 from hpcjobs.journal_server import serve
 from hpcjobs.paths import StudyPaths
 
@@ -125,3 +128,17 @@ def test_a_damaged_journal_on_a_full_disk_is_read_as_it_is_and_repaired_later(
         pass
     assert [damage.reason for damage in open_storage(paths, socket="").damages] == ["not a record"]
     assert [trial.values for trial in stock_trials(small_disk)] == [[0.0], [1.0]]
+
+
+def test_a_report_of_damage_that_finds_no_room_leaves_no_half_line(small_disk: Path) -> None:
+    """It is longer than the room that is left in the file's last block."""
+    journal = small_disk / "journal.log"
+    spans = [damage(0, b"\0" * 4000 + b"\n", "not a record")]
+    keep(journal, spans)
+    filler = fill(small_disk)
+    with pytest.raises(OSError, match="No space left"):
+        keep(journal, spans)
+    filler.unlink()
+    keep(journal, spans)
+    lines = (small_disk / "journal.lost.jsonl").read_text().splitlines()
+    assert [json.loads(line)["length"] for line in lines] == [4001, 4001]

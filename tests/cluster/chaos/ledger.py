@@ -1,7 +1,7 @@
 """The journal read by rules of our own, a page long: a second opinion beside Optuna's replay and the project's.
 
-A line counts if it is a JSON object with an ``op_code``. What Optuna refuses (a record for a finished trial, a second
-claim) is counted as refused and changes nothing.
+A line counts if it is a JSON object with an ``op_code``; of a line that begins torn, the record that ran into it.
+What Optuna refuses (a record for a finished trial, a second claim) is counted as refused and changes nothing.
 """
 
 from __future__ import annotations
@@ -55,11 +55,8 @@ class Ledger:
         data = data[: data.rfind(b"\n") + 1]
         self._offset += len(data)
         for line in data.split(b"\n"):
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(record, dict) and isinstance(record.get("op_code"), int):
+            record = _parse(line) or _parse(line[max(0, line.rfind(b'{"op_code"')) :])
+            if record is not None:
                 self._apply(record)
 
     def is_replaced(self) -> bool:
@@ -137,3 +134,11 @@ class Ledger:
     def _only_by_owner(self, trial: Trial, writer: str, what: str) -> None:
         if trial.state == RUNNING and writer != trial.writer:
             self.violations.append(f"trial {trial.number} got {what} from another process than its owner")
+
+
+def _parse(text: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(text)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("op_code"), int) else None

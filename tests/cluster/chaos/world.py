@@ -99,8 +99,13 @@ class World:
         self.submit("--resume", str(self.paths.folder), "--nodes", str(self.nodes))
 
     def end(self) -> None:
-        """Take the study's jobs away, keep a copy of the journal, give the filesystem back."""
+        """Take the study's jobs away, keep a copy of the journal, give the filesystem back.
+
+        Before, somebody collects the results: damage that was done after the last process of the study had ended is
+        repaired by whoever opens it next.
+        """
         self.cluster.reset()
+        self.cluster.run(sys.executable, "-m", "hpcjobs.collect", str(self.paths.folder), check=False, cwd=HERE)
         for file in self.paths.folder.glob("journal*"):
             if file.is_file():
                 (self.folder / file.name).write_bytes(file.read_bytes())
