@@ -14,6 +14,7 @@ from hpcjobs.context import HandBack, TrialContext
 from hpcjobs.failures import Failure, FailureClass
 from hpcjobs.owners import Owner
 from hpcjobs.recovery import recover
+from hpcjobs.study import open_study
 
 
 class StoppedClock:
@@ -93,6 +94,16 @@ def test_a_report_of_a_trial_that_was_recovered_says_so(studies: Any) -> None:
     with pytest.raises(TrialTaken):
         context.report(1, 0.5)
     assert study.trials()[0].state == TrialState.FAIL
+
+
+def test_quick_reports_too_see_that_the_trial_was_recovered(studies: Any) -> None:
+    """Taken by another process, a moment after the last look at the journal."""
+    study = studies.create("quadratic")
+    context = claimed(study)
+    context.report(1, 0.5)
+    recover(open_study(study.paths), 0, "mine", Failure(FailureClass.NODE, "requeued"))
+    with pytest.raises(TrialTaken):
+        context.report(2, 0.6)
 
 
 def test_a_report_of_a_trial_that_runs_elsewhere_says_so(studies: Any) -> None:
