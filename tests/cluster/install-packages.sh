@@ -3,7 +3,7 @@
 # tests will be left out, why, and how to get them; that is not an error, unless HPCJOBS_REQUIRE_CLUSTER=1.
 set -euo pipefail
 
-packages=(slurm-wlm slurmdbd munge mariadb-server g++ clang-19 lld-19 libamdhip64-dev rocm-device-libs librocprim-dev)
+packages=(slurm-wlm slurmdbd munge mariadb-server g++ clang-19 clang-tools-19 lld-19 libamdhip64-dev rocm-device-libs librocprim-dev)
 
 missing=()
 if command -v dpkg-query >/dev/null; then

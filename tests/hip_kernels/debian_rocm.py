@@ -19,6 +19,7 @@ MISSING = [
     name
     for name, found in (
         ("clang-19", CLANG),
+        ("clang-tools-19", shutil.which("clang-offload-bundler-19")),
         ("lld-19", shutil.which("ld.lld-19")),
         ("rocm-device-libs", BITCODE.exists()),
         ("libamdhip64-dev", RUNTIME.exists()),
