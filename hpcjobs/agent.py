@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from hpcjobs.budget import count
+from hpcjobs.budget import count, why_stopped
 from hpcjobs.failures import EXIT_DEVICE_FAULT, EXIT_HANDED_BACK, EXIT_UNUSABLE, is_journal_out_of_reach
 from hpcjobs.guardian import Guardian
 from hpcjobs.heartbeat import BEAT_S, NodeReport, read_node
@@ -166,6 +166,8 @@ class NodeAgent:
             self._stop(f"signal {self._signal}")
         elif cancel_requested(self._study.paths):
             self._stop("cancelled")
+        elif why := why_stopped(self._study):
+            self._stop(why)
         elif self._control.stop_at is not None and time.time() >= self._control.stop_at:
             self._stop("time limit")
 
@@ -240,7 +242,7 @@ class NodeAgent:
         return 0
 
     def _may_requeue(self) -> bool:
-        if self._job.slurm_id is None or cancel_requested(self._study.paths):
+        if self._job.slurm_id is None or cancel_requested(self._study.paths) or why_stopped(self._study):
             return False
         try:
             return self._job.may_requeue()

@@ -11,13 +11,14 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
-from hpcjobs.failures import Failure
+from hpcjobs.failures import Failure, FailureClass
 from hpcjobs.owners import OWNER, Owner
 from hpcjobs.study import OpenStudy
 
 FAILURE = "hpcjobs:failure"
 RESULT = "hpcjobs:result"
 HISTORY = "retry_history"  # Optuna's own name: numbers of the trials that this one continues
+STOPPED = "hpcjobs:stopped"  # of the study: why no trial is begun any more, and after how many errors
 
 
 class TrialTaken(BaseException):
@@ -43,12 +44,12 @@ def predecessor(trial: FrozenTrial) -> int | None:
 
 
 def claim(study: OpenStudy, owner: Owner) -> int | None:
-    """Take a waiting trial for ``owner``; None when nothing waits. Trials that have been begun come first."""
-    if study.storage.next_waiting(study.study_id) is None:
+    """Take a waiting trial for ``owner``, begun ones first; None if nothing waits or the study has stopped itself."""
+    if study.storage.next_waiting(study.study_id) is None or why_stopped(study):
         return None
     with study.storage.exclusive():
         chosen = study.storage.next_waiting(study.study_id)
-        if chosen is None:
+        if chosen is None or why_stopped(study):
             return None
         # the owner first: there is no moment at which a trial of ours runs and nobody knows for whom
         study.storage.set_trial_user_attr(chosen._trial_id, OWNER, owner.as_dict())
@@ -92,8 +93,42 @@ def finish(
                 study.storage.set_trial_user_attr(trial_id, RESULT, result)
             if failure:
                 study.storage.set_trial_user_attr(trial_id, FAILURE, failure.as_dict())
+                _stop_if_broken(study, failure)
             study.storage.set_trial_state_values(trial_id, state, None if value is None else [value])
     return study.trial(trial_id)
+
+
+def why_stopped(study: OpenStudy) -> str | None:
+    """Why no trial is begun any more, if the study has stopped itself."""
+    why: str | None = _stop(study).get("why")
+    return why
+
+
+def go_on(study: OpenStudy) -> None:
+    """Let a study that has stopped itself begin trials again. Its errors up to now count towards no other stop."""
+    with study.storage.exclusive():
+        if why_stopped(study):
+            study.storage.set_study_user_attr(study.study_id, STOPPED, {"errors": _stop(study)["errors"]})
+
+
+def _stop(study: OpenStudy) -> dict[str, Any]:
+    return study.storage.get_study_user_attrs(study.study_id).get(STOPPED) or {}
+
+
+def _stop_if_broken(study: OpenStudy, failure: Failure) -> None:
+    """Stop the study if its objective only raises errors: all its budget would go that way.
+
+    Called inside the exclusive section and the batch that end a trial with ``failure``.
+    """
+    most = study.file.study.stop_after_errors
+    if failure.kind != FailureClass.OBJECTIVE or not most or study.trials((TrialState.COMPLETE, TrialState.PRUNED)):
+        return
+    failures = [trial.user_attrs.get(FAILURE) or {} for trial in study.trials((TrialState.FAIL,))]
+    errors = 1 + sum(each.get("class") == FailureClass.OBJECTIVE.value for each in failures)
+    if errors >= most + _stop(study).get("errors", 0):
+        why = f"{errors} trials failed with an error of the objective and none has ended well"
+        stop = {"errors": errors, "why": f"{why}; the last: {failure.message}"}
+        study.storage.set_study_user_attr(study.study_id, STOPPED, stop)
 
 
 def successor_of(study: OpenStudy, number: int) -> FrozenTrial | None:

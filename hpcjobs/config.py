@@ -167,6 +167,8 @@ class StudyConfig(Strict):
     epochs: Positive = 5
     # how often a trial whose objective raised is tried again; faults of nodes and devices are not counted here
     retries: Annotated[int, Field(strict=True, ge=0)] = 0
+    # the study stops when so many trials have failed with an error of the objective and none has ended well; 0: never
+    stop_after_errors: Annotated[int, Field(strict=True, ge=0)] = 8
     # fixed whole numbers, such as the batch size, that are halved for a trial that runs out of GPU memory
     halve_on_gpu_memory: tuple[Line, ...] = ()
 

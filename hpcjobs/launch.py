@@ -63,11 +63,14 @@ def recorded(paths: StudyPaths) -> list[Launched]:
 
 def launch(paths: StudyPaths, file: StudyFile, plan: Plan) -> Launched:
     """Start ``plan.nodes`` node agents for the study in the folder; also for one that is running already."""
+    from hpcjobs.budget import go_on
     from hpcjobs.guardian import recover_lost
     from hpcjobs.study import open_study
 
     _cancel_file(paths).unlink(missing_ok=True)
-    recover_lost(open_study(paths), with_slurm=plan.cluster is not None)
+    study = open_study(paths)
+    go_on(study)
+    recover_lost(study, with_slurm=plan.cluster is not None)
     paths.submitit.mkdir(parents=True, exist_ok=True)
     paths.nodes.mkdir(exist_ok=True)
     launched = _launch_local(paths) if plan.cluster is None else _launch_slurm(paths, file, plan)

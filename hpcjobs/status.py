@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.live import Live
 
 from hpcjobs import slurm_control
+from hpcjobs.budget import why_stopped
 from hpcjobs.errors import run_entry
 from hpcjobs.heartbeat import HeartbeatWatch, read_nodes
 from hpcjobs.launch import recorded
@@ -90,7 +91,9 @@ def watch(paths: StudyPaths) -> bool:
         console.print("no longer watching")
         return False
     if not last.finished:
+        why = why_stopped(open_study(paths))
         console.print(
+            f"{f'The study has stopped itself: {why}. ' if why else ''}"
             f"No node runs any more and {last.counts.left} trials are left. Logs: {paths.logs}\n"
             f"To go on: python -m hpcjobs.submit --resume {shlex.quote(str(paths.folder))}",
             style="yellow",

@@ -39,6 +39,13 @@ def failing(params: dict[str, Any], context: Any) -> float:
     raise ValueError(f"no value for x = {params['x']}")
 
 
+def broken(params: dict[str, Any], context: Any) -> float:
+    """Raises an error until somebody has put a file ``mended`` into the study's folder."""
+    if not (context.folder.parents[1] / "mended").exists():
+        raise ImportError("no module named missing")
+    return quadratic(params, context)
+
+
 class UnspeakableError(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no text \udcff")

@@ -62,6 +62,21 @@ def test_launching_again_ends_a_cancellation(studies: Any) -> None:
     assert studies.finish(study).completed == 2
 
 
+def test_a_study_whose_objective_is_broken_stops_and_goes_on_with_what_is_left_of_its_budget(studies: Any) -> None:
+    study = studies.create("broken", trials=20)
+    studies.launch(study)
+    studies.wait_for(lambda: [report.state for report in read_nodes(study.paths)] == ["ended"], 120)
+    counts = count(study)
+    assert 8 <= counts.failed <= 9  # the other worker was in the midst of a trial
+    assert counts.budget == 20
+    (report,) = read_nodes(study.paths)
+    assert "none has ended well; the last: ImportError: no module named missing" in report.message
+    (study.paths.folder / "mended").touch()
+    studies.launch(study)
+    after = studies.finish(study)
+    assert (after.completed, after.failed) == (20 - counts.failed, counts.failed)
+
+
 def test_cancel_ends_the_node_and_the_study_can_go_on(studies: Any) -> None:
     study = studies.create("epochs", trials=2, epochs=150)
     studies.launch(study)

@@ -15,7 +15,17 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from hpcjobs.budget import HISTORY, TrialTaken, claim, count, finish, hand_back, predecessor
+from hpcjobs.budget import (
+    HISTORY,
+    TrialTaken,
+    claim,
+    count,
+    finish,
+    go_on,
+    hand_back,
+    predecessor,
+    why_stopped,
+)
 from hpcjobs.config import NamedWithOptions
 from hpcjobs.errors import UserError
 from hpcjobs.failures import Failure, FailureClass
@@ -147,6 +157,52 @@ def test_a_pruned_trial_keeps_its_last_report_as_value(studies: Any) -> None:
 def _recover(arguments: tuple[Path, int]) -> int | None:
     folder, trial_id = arguments
     return recover(open_study(StudyPaths(folder)), trial_id, "mine", DEATH)
+
+
+def end_one(study: OpenStudy, failure: Failure | None) -> None:
+    trial_id = claim(study, owner())
+    assert trial_id is not None
+    if failure is None:
+        finish(study, trial_id, "mine", TrialState.COMPLETE, value=1.0)
+    else:
+        finish(study, trial_id, "mine", TrialState.FAIL, failure=failure)
+
+
+ERROR = Failure(FailureClass.OBJECTIVE, "ImportError: no module")
+
+
+def test_a_study_whose_objective_only_raises_errors_stops_until_somebody_lets_it_go_on(studies: Any) -> None:
+    study = studies.create("quadratic", trials=20, stop_after_errors=3)
+    for _ in range(3):
+        assert why_stopped(study) is None
+        end_one(study, ERROR)
+    assert "3 trials failed" in (why_stopped(study) or "")
+    assert "ImportError: no module" in (why_stopped(study) or "")
+    assert claim(study, owner()) is None
+    assert claim(open_study(study.paths), owner()) is None
+    go_on(study)
+    for _ in range(3):  # errors from before count no more
+        assert why_stopped(study) is None
+        end_one(study, ERROR)
+    assert claim(study, owner()) is None
+    assert (count(study).failed, count(study).waiting) == (6, 14)
+
+
+@pytest.mark.parametrize(
+    ("settings", "endings"),
+    [
+        ({"stop_after_errors": 3}, [None, ERROR, ERROR, ERROR, ERROR]),
+        ({"stop_after_errors": 3}, [Failure(FailureClass.DIVERGED, "nan")] * 5),
+        ({"stop_after_errors": 0}, [ERROR] * 19),
+        ({}, [ERROR] * 7),
+    ],
+)
+def test_errors_of_some_trials_stop_no_study(settings: dict[str, int], endings: list[Any], studies: Any) -> None:
+    study = studies.create("quadratic", trials=20, **settings)
+    for failure in endings:
+        end_one(study, failure)
+    assert why_stopped(study) is None
+    assert claim(study, owner()) is not None
 
 
 def test_a_trial_is_recovered_once_however_many_notice(studies: Any) -> None:
