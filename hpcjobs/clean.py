@@ -1,11 +1,13 @@
-"""Entry: removes what a study that has ended no longer needs: checkpoints, submitit's files, logs if none failed."""
+"""Entry: removes what a study that has ended no longer needs: checkpoints, submitit's files, logs of what went well."""
 
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,15 +16,22 @@ from optuna.trial import TrialState
 from hpcjobs.budget import count
 from hpcjobs.errors import UserError, run_entry
 from hpcjobs.heartbeat import HeartbeatWatch
-from hpcjobs.paths import StudyPaths
-from hpcjobs.progress import best_trial, snapshot
+from hpcjobs.paths import StudyPaths, write_atomically
+from hpcjobs.progress import snapshot
 from hpcjobs.study import OpenStudy, open_study
+from hpcjobs.trial_files import checkpoints, no_longer_needed, trial_folders
 
 _EXAMPLES = """\
 examples:
   python -m hpcjobs.clean runs/experiment1            # only says what would go
   python -m hpcjobs.clean runs/experiment1 --remove
 """
+
+
+# where a trial's part of a worker's log begins, or that of a new process of the worker
+_BEGINS = re.compile(
+    rb"^[^\n]* hpcjobs\.worker: (?:trial (?P<trial>\d+) begins$|worker \d+ of .*, process \d+, device )", re.MULTILINE
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m hpcjobs.clean",
         description="Say what a study that has ended no longer needs; with --remove, remove it. Journal, study.yaml, "
-        "results, curves, the best trial and the logs of failed trials always stay.",
+        "results, curves, the best trial's checkpoint and what logs say of failed trials always stay.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -54,7 +63,10 @@ def main(arguments: list[str] | None = None) -> int:
     study = open_study(StudyPaths(options.folder))
     _check_ended(study)
     total = 0
-    items = list(removable(study))
+    failed = {trial.number for trial in study.trials((TrialState.FAIL,))}
+    if options.remove:
+        keep_logs_of(failed, study.paths)
+    items = list(removable(study, failed))
     for item in items:
         size = item.size
         total += size
@@ -77,23 +89,53 @@ def _check_ended(study: OpenStudy) -> None:
         )
 
 
-def removable(study: OpenStudy) -> Iterator[Item]:
+def removable(study: OpenStudy, failed: Container[int]) -> Iterator[Item]:
     """What may go: no trial goes on from it, and no result is in it."""
-    paths, best = study.paths, best_trial(study)
-    for trial in study.trials():
-        folder = paths.trial(trial.number)
-        if best is not None and trial.number == best.number:
-            continue
-        checkpoint = folder / "checkpoint.pt"
-        if checkpoint.is_file():
-            yield Item(checkpoint, f"checkpoint of a trial that is {trial.state.name.lower()}")
-        if folder.is_dir():
-            yield from (Item(path, "left by a write that was cut") for path in folder.glob(".*.partial"))
+    paths, is_over = study.paths, no_longer_needed(study)
+    for number in trial_folders(paths):
+        folder = paths.trial(number)
+        if is_over(number):
+            files = set(checkpoints(folder))
+            whole = files.issuperset(folder.iterdir())
+            yield from (Item(path, "of a trial that has ended") for path in ([folder] if whole else sorted(files)))
+    if paths.trials.is_dir():
+        yield from (Item(path, "a copy that was cut short") for path in paths.trials.glob(".*.partial"))
     if paths.submitit.is_dir():
         yield Item(paths.submitit, "submitit's files of jobs that have ended")
-    failed = {trial.number for trial in study.trials((TrialState.FAIL,))}
     if not failed and paths.logs.is_dir():
         yield Item(paths.logs, "no trial failed")
+    elif failed:
+        kept = f"what it has of failed trials is in {paths.failed_logs.relative_to(paths.folder)}"
+        yield from (Item(path, kept) for path in worker_logs(paths))
+
+
+def worker_logs(paths: StudyPaths) -> list[Path]:
+    return sorted(paths.logs.glob("*/worker_*.log"))
+
+
+def keep_logs_of(trials: Container[int], paths: StudyPaths) -> None:
+    """Write what the workers' logs have of each of these trials into a file of its own.
+
+    A file that is there stays: a run that was cut short may have removed some of the logs that it was made from.
+    """
+    found: dict[int, list[bytes]] = defaultdict(list)
+    for path in worker_logs(paths):
+        for number, text in stretches(path.read_bytes()):
+            if number in trials:
+                found[number].append(text)
+    for number, texts in found.items():
+        path = paths.failed_log(number)
+        if not path.exists():
+            write_atomically(path, b"".join(texts))
+
+
+def stretches(log: bytes) -> Iterator[tuple[int, bytes]]:
+    """The parts of a worker's log that belong to trials, with their numbers."""
+    begins = [match.start() for match in _BEGINS.finditer(log)]
+    for start, end in zip(begins, [*begins[1:], len(log)], strict=True):
+        match = _BEGINS.match(log, start)
+        if match and match["trial"]:
+            yield int(match["trial"]), log[start:end]
 
 
 def remove(item: Item) -> None:

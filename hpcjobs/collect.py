@@ -25,6 +25,7 @@ from hpcjobs.owners import OWNER
 from hpcjobs.paths import StudyPaths, write_atomically
 from hpcjobs.progress import best_trial, ordered_by_value
 from hpcjobs.study import OpenStudy, open_study
+from hpcjobs.trial_files import read_curves
 from hpcjobs.trial_table import TrialTable
 
 TRIALS_SHOWN = 15
@@ -39,7 +40,8 @@ example:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m hpcjobs.collect",
-        description="Write FOLDER/results: best_params.yaml, trials.csv and summary.json. Also while a study runs.",
+        description="Write FOLDER/results: best_params.yaml, trials.csv, curves.csv and summary.json, also while the "
+        "study runs.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -80,6 +82,7 @@ def collect(study: OpenStudy) -> FrozenTrial | None:
         text = yaml.safe_dump(configuration(study.file, best), sort_keys=False, allow_unicode=True)
         write_atomically(study.paths.best_params, text)
     write_atomically(study.paths.trials_csv, trials_csv(study))
+    write_atomically(study.paths.curves_csv, _csv(read_curves(study), ["trial", "step", "value"]))
     write_atomically(study.paths.summary, json.dumps(summary(study, best), indent=2, default=str) + "\n")
     return best
 
@@ -125,9 +128,14 @@ def trials_csv(study: OpenStudy) -> str:
     front = ["number", "state", "value"]
     names = dict.fromkeys(name for row in rows for name in row if name not in front)
     special = sorted((name for name in names if name.startswith(("param_", "figure_", "changed_"))), reverse=True)
-    columns = [*front, *special, *(name for name in names if name not in special)]
+    return _csv(rows, [*front, *special])
+
+
+def _csv(rows: list[dict[str, Any]], front: list[str]) -> str:
+    """Rows as text, the columns ``front`` first."""
+    columns = dict.fromkeys([*front, *(name for row in rows for name in row)])
     text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=columns, lineterminator="\n")
+    writer = csv.DictWriter(text, fieldnames=list(columns), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()

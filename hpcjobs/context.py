@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 
 from hpcjobs.budget import TrialTaken, is_ours
+from hpcjobs.paths import CHECKPOINT
+from hpcjobs.trial_files import append_to_curves
 
 __all__ = ["HandBack", "TrialContext", "TrialTaken"]
 
@@ -69,8 +70,9 @@ class TrialContext:
 
     Attributes:
         number: of the trial, from 0.
-        folder: the trial's own folder, which exists.
-        checkpoint: where the objective keeps its state; if the file exists, the trial goes on from it.
+        folder: the trial's own folder, which exists. What the objective puts there stays, but for the checkpoint.
+        checkpoint: where the objective keeps its state; if the file exists, the trial goes on from it. It is removed
+            once the trial has ended, unless that is the best one so far.
         data: the dataset's folder, if the study has one.
         epochs: how many the study asks for.
         device: ``cuda:0`` (also on AMD GPUs) or ``cpu``.
@@ -83,6 +85,7 @@ class TrialContext:
         trial: optuna.Trial,
         token: str,
         folder: Path,
+        curves: Path,
         data: Path | None,
         epochs: int,
         device: str,
@@ -90,12 +93,13 @@ class TrialContext:
     ) -> None:
         self.number = trial.number
         self.folder = folder
-        self.checkpoint = folder / "checkpoint.pt"
+        self.checkpoint = folder / CHECKPOINT
         self.data = data
         self.epochs = epochs
         self.device = device
         self.figures: dict[str, float] = {}
         self.timing = Timing()
+        self._curves = curves
         self._trial = trial
         self._token = token
         self._clock = clock
@@ -130,7 +134,7 @@ class TrialContext:
         self.figures = {name: float(figure) for name, figure in figures.items()}
         if step not in self._reported:
             self._reported.add(step)
-            self._append_to_curve(step, value)
+            append_to_curves(self._curves, self.number, step, value, self.figures)
             try:
                 self._trial.report(value, step)
             except UpdateFinishedTrialError:
@@ -154,19 +158,3 @@ class TrialContext:
         if left is None or self.timing.first_poll_s is not None:
             return True
         return left > 1.2 * (self.timing.epoch_s or self.timing.first_report_s or 0.0)
-
-    def _append_to_curve(self, step: int, value: float) -> None:
-        """Add a row, unless the run before wrote it just before it died. A row that was cut short is removed."""
-        path = self.folder / "curve.csv"
-        row: dict[str, Any] = {"step": step, "value": value, **self.figures}
-        with path.open("a+", newline="", encoding="utf-8") as file:
-            file.seek(0)
-            text = file.read()
-            whole = text[: text.rfind("\n") + 1]
-            if any(line.startswith(f"{step},") for line in whole.splitlines()):
-                return
-            file.truncate(len(whole.encode()))
-            writer = csv.DictWriter(file, fieldnames=list(row))
-            if not whole:
-                writer.writeheader()
-            writer.writerow(row)

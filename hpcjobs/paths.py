@@ -7,6 +7,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+CHECKPOINT = "checkpoint.pt"
+
 
 @dataclass(frozen=True)
 class StudyPaths:
@@ -43,6 +45,14 @@ class StudyPaths:
     def worker_log(self, element: str, worker: int) -> Path:
         return self.logs / element / f"worker_{worker:03d}.log"
 
+    @property
+    def failed_logs(self) -> Path:
+        return self.logs / "failed"
+
+    def failed_log(self, number: int) -> Path:
+        """What a trial that failed wrote, once ``hpcjobs.clean`` has removed the workers' logs."""
+        return self.failed_logs / f"trial_{number:05d}.log"
+
     def placement_file(self, element: str) -> Path:
         """Which devices and cores the workers of a node have."""
         return self.logs / element / "placement.json"
@@ -55,8 +65,16 @@ class StudyPaths:
         return self.folder / "trials"
 
     def trial(self, number: int) -> Path:
-        """What one trial keeps: its checkpoint and curve. A recovered trial gets a new number and a new folder."""
+        """Where a trial that may go on has its checkpoint. A recovered trial gets a new number and a new folder."""
         return self.trials / f"{number:05d}"
+
+    @property
+    def curves(self) -> Path:
+        """What trials reported epoch by epoch: one file of JSON lines for each worker."""
+        return self.folder / "curves"
+
+    def worker_curves(self, element: str, worker: int) -> Path:
+        return self.curves / f"{element}_{worker:03d}.jsonl"
 
     @property
     def submitit(self) -> Path:
@@ -73,6 +91,10 @@ class StudyPaths:
     @property
     def trials_csv(self) -> Path:
         return self.results / "trials.csv"
+
+    @property
+    def curves_csv(self) -> Path:
+        return self.results / "curves.csv"
 
     @property
     def summary(self) -> Path:

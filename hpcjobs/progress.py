@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
@@ -66,13 +66,18 @@ class Snapshot:
 
 def ordered_by_value(trials: Iterable[FrozenTrial], direction: str) -> list[FrozenTrial]:
     """Trials that have a value, the best first, of equals the earliest."""
-    sign = -1.0 if direction == "maximize" else 1.0
-    return sorted((trial for trial in trials if trial.values), key=lambda trial: (sign * trial.values[0], trial.number))
+    return sorted((trial for trial in trials if trial.values), key=_rank(direction))
 
 
 def best_trial(study: OpenStudy) -> FrozenTrial | None:
     """The completed trial with the best value, the earliest of equals; None before one has completed."""
-    return next(iter(ordered_by_value(study.trials((TrialState.COMPLETE,)), study.file.study.direction)), None)
+    completed = study.trials((TrialState.COMPLETE,))
+    return min((trial for trial in completed if trial.values), key=_rank(study.file.study.direction), default=None)
+
+
+def _rank(direction: str) -> Callable[[FrozenTrial], tuple[float, int]]:
+    sign = -1.0 if direction == "maximize" else 1.0
+    return lambda trial: (sign * trial.values[0], trial.number)
 
 
 def node_state(report: NodeReport, silent_s: float | None) -> str:

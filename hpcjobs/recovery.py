@@ -82,7 +82,7 @@ def recover_worker(study: OpenStudy, token: str, failure: Failure) -> list[tuple
 
 
 def inherit_files(paths: StudyPaths, trial: FrozenTrial) -> None:
-    """Copy the newest predecessor's checkpoint and curve into the folder of ``trial``, if it has none of its own.
+    """Copy the newest predecessor's checkpoint and other files into the folder of ``trial``, if it has none of its own.
 
     All of them or none: a copy that was cut short, by a kill or a full disk, is made anew by whoever goes on.
     """

@@ -45,6 +45,7 @@ from hpcjobs.recovery import inherit_files, recover
 from hpcjobs.sampling import suggest
 from hpcjobs.spec import NODE_FOLDER, WorkerSpec, spec_file
 from hpcjobs.study import OpenStudy, open_study
+from hpcjobs.trial_files import tidy_up_after
 
 log = logging.getLogger("hpcjobs.worker")
 
@@ -227,7 +228,8 @@ class Worker:
         return value
 
     def _finish(self, trial_id: int, state: TrialState, **more: Any) -> None:
-        self._patiently(lambda: finish(self._study, trial_id, self._spec.token, state, **more))
+        ended = self._patiently(lambda: finish(self._study, trial_id, self._spec.token, state, **more))
+        tidy_up_after(self._study, ended)
         self._pulse.trial_finished()
 
     def _context(self, trial: optuna.Trial) -> TrialContext:
@@ -235,6 +237,7 @@ class Worker:
             trial=trial,
             token=self._spec.token,
             folder=self._study.paths.trial(trial.number),
+            curves=self._study.paths.worker_curves(self._spec.element, self._spec.worker),
             data=self._study.file.run.data,
             epochs=self._study.file.study.epochs,
             device="cuda:0" if self._spec.has_gpu else "cpu",

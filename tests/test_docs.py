@@ -85,5 +85,6 @@ def test_the_example_of_an_own_objective_runs_and_its_trials_learn(tmp_path: Pat
     assert done.returncode == 0, done.stdout + done.stderr
     trials = list(csv.DictReader((tmp_path / "study/results/trials.csv").open(encoding="utf-8")))
     assert [trial["state"] for trial in trials] == ["complete"] * 8
-    curve = list(csv.DictReader((tmp_path / "study/trials/00000/curve.csv").open(encoding="utf-8")))
+    rows = csv.DictReader((tmp_path / "study/results/curves.csv").open(encoding="utf-8"))
+    curve = [row for row in rows if row["trial"] == "0"]
     assert float(curve[-1]["value"]) < float(curve[0]["value"])

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from hpcjobs.clean import stretches
 from hpcjobs.progress import best_trial
 
 
@@ -22,6 +23,10 @@ def files(folder: Path) -> set[str]:
 def test_a_dry_run_tells_and_touches_nothing_then_checkpoints_go_and_results_stay(studies: Any) -> None:
     study = studies.create("epochs", trials=3, direction="maximize")
     studies.worker(study).wait(30)
+    for number in range(3):  # as a node leaves them that dies before it tidies up
+        study.paths.trial(number).mkdir(exist_ok=True)
+        (study.paths.trial(number) / "checkpoint.pt").write_text("state")
+    (study.paths.trial(2) / "notes.txt").write_text("the objective's own")
     study.paths.logs.mkdir(exist_ok=True)
     (study.paths.logs / "worker.log").write_text("long")
     before = files(study.paths.folder)
@@ -33,17 +38,47 @@ def test_a_dry_run_tells_and_touches_nothing_then_checkpoints_go_and_results_sta
     assert best is not None
     gone = {f"trials/{n:05d}/checkpoint.pt" for n in range(3) if n != best.number} | {"logs/worker.log"}
     clean(study.paths.folder, "--remove")
+    assert {path.name for path in study.paths.trials.iterdir()} == {f"{best.number:05d}", "00002"}
     assert before - files(study.paths.folder) == gone
     assert "nothing to remove" in clean(study.paths.folder, "--remove").stdout
 
 
-def test_logs_stay_as_long_as_a_trial_failed(studies: Any) -> None:
-    study = studies.create("out_of_gpu_memory", trials=2)
-    studies.worker(study).wait(30)
-    study.paths.logs.mkdir(exist_ok=True)
-    (study.paths.logs / "worker.log").write_text("why")
-    clean(study.paths.folder, "--remove")
-    assert (study.paths.logs / "worker.log").exists()
+def test_of_workers_logs_only_what_failed_trials_wrote_stays(studies: Any) -> None:
+    study = studies.create("out_of_gpu_memory", trials=4, workers=1)
+    studies.launch(study)
+    studies.finish(study)
+    (log,) = study.paths.logs.glob("*/worker_000.log")
+    whole = log.read_text()
+    done = clean(study.paths.folder, "--remove")
+    assert done.returncode == 0, done.stderr
+    assert not log.exists()
+    assert (log.parent / "node.log").exists()
+    kept = {path.name: path.read_text() for path in study.paths.failed_logs.iterdir()}
+    assert sorted(kept) == ["trial_00000.log", "trial_00002.log"]
+    for number in (0, 2):
+        text = kept[f"trial_{number:05d}.log"]
+        assert text in whole
+        assert f"trial {number} begins" in text and "Tried to allocate 99 GiB" in text
+        assert f"trial {number + 1} begins" not in text
+
+
+def test_the_log_of_a_trial_that_ran_in_several_processes_has_all_its_parts() -> None:
+    log = b"""\
+t INFO hpcjobs.worker: worker 0 of 7_0, process 12, device cpu
+t INFO hpcjobs.worker: trial 3 begins
+3 prints: trial 4 begins
+t INFO hpcjobs.worker: worker 0 of 7_0, process 13, device cpu
+of no trial
+t INFO hpcjobs.worker: trial 4 begins
+t INFO hpcjobs.worker: trial 3 begins
+3 again
+"""
+    begins = b"t INFO hpcjobs.worker: trial %d begins\n"
+    assert list(stretches(log)) == [
+        (3, begins % 3 + b"3 prints: trial 4 begins\n"),
+        (4, begins % 4),
+        (3, begins % 3 + b"3 again\n"),
+    ]
 
 
 def test_a_link_goes_and_what_it_points_to_stays(studies: Any, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv
+import json
 from typing import Any
 
 import optuna
@@ -15,6 +15,7 @@ from hpcjobs.failures import Failure, FailureClass
 from hpcjobs.owners import Owner
 from hpcjobs.recovery import recover
 from hpcjobs.study import open_study
+from hpcjobs.trial_files import append_to_curves, read_curves
 
 
 class StoppedClock:
@@ -41,8 +42,9 @@ def claimed(study: Any, token: str = "mine", clock: StoppedClock | None = None) 
     folder = study.paths.trial(trial.number)
     folder.mkdir(parents=True, exist_ok=True)
     return TrialContext(
-        trial=trial, token=token, folder=folder, data=None, epochs=5, device="cpu", clock=clock or StoppedClock()
-    )
+        trial=trial, token=token, folder=folder, curves=study.paths.worker_curves("e", 0), data=None, epochs=5,
+        device="cpu", clock=clock or StoppedClock(),
+    )  # fmt: skip
 
 
 def test_reports_reach_the_journal_the_curve_and_the_worker(studies: Any) -> None:
@@ -51,21 +53,39 @@ def test_reports_reach_the_journal_the_curve_and_the_worker(studies: Any) -> Non
     context.report(1, 0.5, map50=0.6)
     context.report(2, 0.7, map50=0.8)
     assert study.trials()[0].intermediate_values == {1: 0.5, 2: 0.7}
-    with (context.folder / "curve.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["step"], row["value"], row["map50"]) for row in rows] == [("1", "0.5", "0.6"), ("2", "0.7", "0.8")]
+    assert read_curves(study) == [
+        {"trial": 0, "step": 1, "value": 0.5, "map50": 0.6},
+        {"trial": 0, "step": 2, "value": 0.7, "map50": 0.8},
+    ]
     assert clock.seen == [(1, 0.5), (2, 0.7)]
     assert context.figures == {"map50": 0.8}
 
 
+def curve(study: Any) -> list[tuple[int, int, float]]:
+    return [(row["trial"], row["step"], row["value"]) for row in read_curves(study)]
+
+
 def test_the_curve_has_each_step_once_also_if_the_run_before_died_while_it_wrote(studies: Any) -> None:
     study = studies.create("quadratic")
+    file = study.paths.worker_curves("e", 0)
+    file.parent.mkdir()
+    rows = [{"trial": 0, "step": 1, "value": 0.5}, {"trial": 0, "step": 2, "value": 0.7}]
+    file.write_text("".join(f"\n{json.dumps(row)}" for row in rows)[:-4])
     context = claimed(study)
-    curve = context.folder / "curve.csv"
-    curve.write_text("step,value\n1,0.5\n2,0.7")
     for step, value in ((1, 0.5), (2, 0.75), (3, 1.0)):
         context.report(step, value)
-    assert curve.read_text().split() == ["step,value", "1,0.5", "2,0.75", "3,1.0"]
+    assert curve(study) == [(0, 1, 0.5), (0, 2, 0.75), (0, 3, 1.0)]
+
+
+def test_the_curve_of_a_recovered_trial_is_one_with_that_of_its_successor(studies: Any) -> None:
+    study = studies.create("quadratic", trials=1)
+    claimed(study).report(1, 0.5)
+    append_to_curves(study.paths.worker_curves("e", 0), 0, 2, 0.6, {})  # and died before the report
+    recover(study, 0, "mine", Failure(FailureClass.WORKER, "killed"))
+    context = claimed(study, "next")
+    for step, value in ((2, 0.7), (3, 0.8)):
+        context.report(step, value)
+    assert curve(study) == [(1, 1, 0.5), (1, 2, 0.7), (1, 3, 0.8)]
 
 
 def test_a_step_reported_by_an_earlier_run_is_not_written_again(studies: Any) -> None:
@@ -76,7 +96,7 @@ def test_a_step_reported_by_an_earlier_run_is_not_written_again(studies: Any) ->
     context.report(1, 0.9)
     context.report(2, 0.7)
     assert study.trials()[0].intermediate_values == {1: 0.5, 2: 0.7}
-    assert (context.folder / "curve.csv").read_text().splitlines() == ["step,value", "1,0.5", "2,0.7"]
+    assert curve(study) == [(0, 1, 0.5), (0, 2, 0.7)]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

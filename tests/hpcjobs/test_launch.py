@@ -31,7 +31,7 @@ def test_a_launched_study_runs_to_its_end_and_leaves_a_record(studies: Any) -> N
     (report,) = read_nodes(study.paths)
     assert not job.slurm
     assert report.element == f"{job.host}_{job.job_ids[0]}"
-    assert sorted(path.name for path in study.paths.trials.iterdir()) == [f"{n:05d}" for n in range(5)]
+    assert [path.name for path in study.paths.trials.iterdir()] == ["00000"]  # the best: all are equal
     assert study.paths.worker_log(report.element, 1).exists()
 
 

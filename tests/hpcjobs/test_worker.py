@@ -31,6 +31,7 @@ from hpcjobs.owners import process_start
 from hpcjobs.placement import DeviceList
 from hpcjobs.recovery import recover
 from hpcjobs.spec import Control, WorkerSpec, control_file, status_file
+from hpcjobs.trial_files import read_curves
 
 
 def running_epoch(study: Any, trial: int = 0, epoch: int = 1) -> bool:
@@ -180,8 +181,8 @@ def test_a_signal_hands_the_trial_back_and_another_worker_goes_on(number: int, s
     trial = study.trials()[0]
     assert trial.value == 30.0
     # every epoch was done once: the second worker went on from the checkpoint
-    steps = [line.split(",")[0] for line in (study.paths.trial(0) / "curve.csv").read_text().splitlines()[1:]]
-    assert steps == [str(step) for step in range(1, 31)]
+    steps = [row["step"] for row in read_curves(study) if row["trial"] == 0]
+    assert steps == list(range(1, 31))
 
 
 def test_the_agents_order_stops_a_worker(studies: Any) -> None:
