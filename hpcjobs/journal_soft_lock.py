@@ -48,6 +48,8 @@ from hpcjobs.journal_lock import (
 log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.03
+# Slurm is asked only about an owner that has held the lock so long: where many write, it changes hands all the time.
+_ASK_SLURM_AFTER_S = 3.0
 _ASK_SLURM_EVERY_S = 20.0
 _NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
@@ -58,9 +60,11 @@ def lock_for(journal: Path, deadline_s: float = DEFAULT_DEADLINE_S) -> JournalLo
 
 
 class SoftLock(JournalLock):
-    """See the module. ``lease_s``: how long a holder may stall before it is fenced off."""
+    """See the module. ``lease_s``: how long a holder may stall before it is fenced off, which costs it nothing but its
+    time. Whoever dies on a machine of which Slurm knows nothing (a submission on the login node) keeps all others
+    waiting so long."""
 
-    def __init__(self, journal: Path, deadline_s: float, lease_s: float = 60.0) -> None:
+    def __init__(self, journal: Path, deadline_s: float, lease_s: float = 20.0) -> None:
         self._lease_s = lease_s
         super().__init__(journal, deadline_s)
 
@@ -104,8 +108,9 @@ class SoftLock(JournalLock):
 
     def _break_if_abandoned(self) -> None:
         owner, lock_file = self._watched.owner, self._watched.path
-        stalled = time.monotonic() - self._watched.since > self._lease_s
-        if lock_file is None or not (stalled or (owner is not None and is_gone(owner, self._watched.asked_slurm))):
+        held_s = time.monotonic() - self._watched.since
+        stalled = held_s > self._lease_s
+        if lock_file is None or not (stalled or (owner is not None and self._is_gone(owner, held_s))):
             return
         with self._only_replacer(lock_file) as alone:
             if alone and self._replace_journal(lock_file):
@@ -113,6 +118,9 @@ class SoftLock(JournalLock):
                 why = "stalled" if stalled else "is gone"
                 log.warning("%s: broke the lock of %s, which %s", self._journal, who, why)
                 lock_file.unlink(missing_ok=True)
+
+    def _is_gone(self, owner: LockOwner, held_s: float) -> bool:
+        return (is_visible(owner) or held_s > _ASK_SLURM_AFTER_S) and is_gone(owner, self._watched.asked_slurm)
 
     @contextmanager
     def _only_replacer(self, lock_file: Path) -> Iterator[bool]:
@@ -241,9 +249,14 @@ def _create_and_write(path: Path, owner: LockOwner) -> bool:
     return True
 
 
+def is_visible(owner: LockOwner) -> bool:
+    """Whether this process can tell by itself if the owner is still there."""
+    return owner.host == socket.gethostname() and owner.namespace == process_namespace()
+
+
 def is_gone(owner: LockOwner, asked_slurm: dict[str, tuple[float, bool]]) -> bool:
     """Whether an owner has certainly ended. False also means: not known."""
-    if owner.host == socket.gethostname() and owner.namespace == process_namespace():
+    if is_visible(owner):
         return owner.boot != boot_id() or process_start(owner.pid) != owner.start
     if owner.job is None:
         return False

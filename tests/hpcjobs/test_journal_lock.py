@@ -200,10 +200,14 @@ def test_soft_lock_of_another_node_is_broken_after_its_lease_and_its_owner_fence
     assert sorted(path.name for path in tmp_path.iterdir()) == ["journal.log"]
 
 
-def test_soft_lock_that_changes_hands_is_not_taken_for_a_stalled_one(tmp_path: Path) -> None:
+def test_soft_lock_that_changes_hands_is_not_taken_for_a_stalled_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither is Slurm asked about its owners."""
+    monkeypatch.setattr(journal_soft_lock, "slurm_says_over", lambda job: pytest.fail("Slurm was asked"))
     journal = tmp_path / "journal.log"
     busy, waiter = SoftLock(journal, 5), SoftLock(journal, 5, lease_s=0.3)
-    elsewhere(busy)
+    elsewhere(busy, job="42")
     inode = journal.stat().st_ino if journal.exists() else None
     end = time.monotonic() + 0.9
     while time.monotonic() < end:
@@ -215,14 +219,15 @@ def test_soft_lock_that_changes_hands_is_not_taken_for_a_stalled_one(tmp_path: P
     assert journal.stat().st_ino == inode
 
 
-def test_soft_lock_of_an_ended_job_is_broken_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_soft_lock_of_an_ended_job_is_broken_before_its_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
+    monkeypatch.setattr(journal_soft_lock, "_ASK_SLURM_AFTER_S", 0.2)
     monkeypatch.setattr(journal_soft_lock, "slurm_says_over", lambda job: asked.append(job) or True)
     journal = tmp_path / "journal.log"
     dead = SoftLock(journal, 5)
     elsewhere(dead, job="42")
     dead.acquire()
-    SoftLock(journal, 5).acquire()
+    SoftLock(journal, 60, lease_s=120).acquire()
     assert asked == ["42"]
 
 
