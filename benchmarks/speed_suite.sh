@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Every figure of docs/performance.md on this machine's GPU: benchmarks/speed_suite.sh OUT [SECTION...]
-# Sections: data kernels cold warm compare several accuracy geometry tests (default: all, about 12 minutes on an H200).
+# Sections: data kernels cold warm variants compare several accuracy geometry tests (default: all, about 15 minutes on
+# an H200).
 # A section that fails is told and the others go on; the exit code says whether any did.
 # shellcheck disable=SC2329  # sections are called by name
 set -u -o pipefail
@@ -36,6 +37,14 @@ section_warm() {
     speed --images host --json "$out/batch32-host.json" &&
     speed --batch-size 8 --json "$out/batch8.json"
 }
+# What the compiled kernels bring, and what might bring less memory and a quicker start: one change each against "warm".
+section_variants() {
+  HIP_KERNELS_LIBRARY=$work/none speed --json "$out/variant-no-kernels.json" &&
+    speed --activation-memory-budget 0.7 --json "$out/variant-memory-0.7.json" &&
+    speed --activation-memory-budget 0.4 --json "$out/variant-memory-0.4.json" &&
+    TORCH_CACHING_PRECOMPILE=1 speed --seconds 0.1 --steps 1 --json "$out/variant-precompile-first.json" &&
+    TORCH_CACHING_PRECOMPILE=1 speed --seconds 0.1 --steps 1 --json "$out/variant-precompile-second.json"
+}
 section_compare() {
   "$python" -m autospeed_model.compare_optimisations --out "$out/comparison" --data "$data" --source "$source" \
     --seconds 6
@@ -49,6 +58,6 @@ section_geometry() { "$python" benchmarks/geometry.py; }
 section_tests() { "$python" -m pytest -q tests/autospeed_model/test_step.py tests/autospeed_model/test_evaluation.py; }
 
 sections=("$@")
-[ ${#sections[@]} -gt 0 ] || sections=(data kernels cold warm compare several accuracy geometry tests)
+[ ${#sections[@]} -gt 0 ] || sections=(data kernels cold warm variants compare several accuracy geometry tests)
 for name in "${sections[@]}"; do section "$name"; done
 exit "$failed"

@@ -19,6 +19,7 @@ STARTED = time.monotonic()  # before torch is imported: a worker's first step wa
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch  # noqa: E402
+import torch._functorch.config  # noqa: E402
 
 import hip_kernels  # noqa: E402
 from autospeed_model.accelerator import prepare_process  # noqa: E402
@@ -163,11 +164,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=10.0, help="end-to-end time to measure (default 10)")
     parser.add_argument("--steps", type=int, default=60, help="compute-only steps to measure (default 60)")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument(
+        "--activation-memory-budget",
+        type=float,
+        default=1.0,
+        metavar="SHARE",
+        help="of the activations that a compiled step keeps; the rest is computed again (default 1, torch's own)",
+    )
     parser.add_argument("--barrier", type=Path, help="folder in which processes wait for each other")
     parser.add_argument("--processes", type=int, default=1, help="how many wait at --barrier")
     add_runtime_arguments(parser)
     given = parser.parse_args(arguments)
     prepare_process()
+    torch._functorch.config.activation_memory_budget = given.activation_memory_budget
     text = json.dumps(measure(given), indent=1)
     if given.json is not None:
         given.json.write_text(text + "\n")
