@@ -13,9 +13,9 @@ from pathlib import Path
 
 from hpcjobs import slurm_control
 from hpcjobs.budget import count
-from hpcjobs.errors import run_entry
+from hpcjobs.errors import UserError, run_entry
 from hpcjobs.heartbeat import HeartbeatWatch
-from hpcjobs.launch import recorded, request_cancel
+from hpcjobs.launch import request_cancel, slurm_jobs
 from hpcjobs.paths import StudyPaths
 from hpcjobs.progress import snapshot
 from hpcjobs.study import OpenStudy, open_study
@@ -31,7 +31,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--wait", type=float, default=30.0, metavar="S", help="seconds to end by itself (default: 30)")
     options = parser.parse_args(arguments)
     study = open_study(StudyPaths(options.folder))
-    cancel(study, options.wait)
+    try:
+        cancel(study, options.wait)
+    except slurm_control.SlurmUnavailableError as error:
+        raise UserError(
+            f"Slurm does not answer: {error}\nNodes that run stop by themselves, since they look into the study's "
+            "folder; what waits in the queue is still there: cancel again where Slurm answers"
+        ) from None
     counts = count(study)
     print(f"cancelled: {counts.finished} of {counts.budget} trials have ended, {counts.left} are left")
     if counts.left:
@@ -42,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
 def cancel(study: OpenStudy, wait_s: float) -> None:
     """Ask all nodes to stop, take what waits in Slurm's queue away, and end by force what is left after ``wait_s``."""
     request_cancel(study.paths)
-    job_ids = [job_id for job in recorded(study.paths) if job.slurm for job_id in job.job_ids]
+    job_ids = slurm_jobs(study)
     slurm_control.cancel(job_ids, pending_only=True)
     beats = HeartbeatWatch(study.paths)
     end = time.monotonic() + wait_s

@@ -1,6 +1,6 @@
 """Starts node agents through submitit: one array element per node, or one process of this machine.
 
-Every submission leaves a record in the study folder, by which ``cancel`` and ``resume`` find its jobs.
+Every submission leaves a record in the study folder, by which ``status`` and ``cancel`` find its jobs.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from hpcjobs import slurm_control
 from hpcjobs.config import StudyFile
 from hpcjobs.paths import StudyPaths, write_atomically
 from hpcjobs.plan import Plan
 from hpcjobs.slurm import agent_python, submitit_parameters
+
+if TYPE_CHECKING:
+    from hpcjobs.study import OpenStudy
 
 # submitit ends local jobs after a time; a study of this machine has none
 LOCAL_TIMEOUT_MIN = 60 * 24 * 365
@@ -59,6 +63,18 @@ def recorded(paths: StudyPaths) -> list[Launched]:
         data: dict[str, Any] = json.loads(path.read_bytes())
         found.append(Launched(**{**data, "job_ids": tuple(data["job_ids"])}))
     return found
+
+
+def slurm_jobs(study: OpenStudy) -> list[str]:
+    """Ids of the study's jobs: those recorded, and those in the queue whose submission was killed before its record.
+
+    Raises:
+        SlurmUnavailableError: if Slurm did not answer.
+    """
+    known = {job_id for job in recorded(study.paths) if job.slurm for job_id in job.job_ids}
+    if study.file.cluster is not None:
+        known |= slurm_control.jobs_with_script_in(study.paths.submitit)
+    return sorted(known)
 
 
 def launch(paths: StudyPaths, file: StudyFile, plan: Plan) -> Launched:

@@ -6,6 +6,7 @@ import re
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 TIMEOUT_S = 60.0
 #: States in which an element's processes may still exist.
@@ -69,6 +70,20 @@ def job_states(job_ids: Iterable[str]) -> dict[str, JobState]:
             element, state, left = line.strip().split("|")
             states[element] = JobState(state, parse_time_left(left))
     return states
+
+
+def jobs_with_script_in(folder: Path) -> set[str]:
+    """Ids of this user's jobs in the queue, of arrays their first ids, whose batch script was in ``folder``.
+
+    Raises:
+        SlurmUnavailableError: if Slurm did not answer.
+    """
+    found = set()
+    for line in _run(["squeue", "--me", "--noheader", "--format=%F|%o"]).splitlines():
+        job_id, _, script = line.partition("|")
+        if Path(script).parent.resolve() == folder.resolve():
+            found.add(job_id)
+    return found
 
 
 def restarts(element: str) -> int:

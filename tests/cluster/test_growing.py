@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,3 +46,22 @@ def test_two_people_add_nodes_and_trials_to_a_running_study(world: World, cluste
     # where all else on this machine is busy the first node may be done before the others are up
     joined = {path.stem.partition("_")[0] for path in world.paths.nodes.glob("*.json")}
     assert len(joined) > 1, "the added nodes took part"
+
+
+def test_cancel_finds_the_job_of_a_submission_that_was_killed_right_after_it(world: World, cluster: Cluster) -> None:
+    """It has left no record of its job, which waits in the queue and would need a node for nothing."""
+    sbatch = world.folder / "bin" / "sbatch"
+    sbatch.write_text('#!/bin/sh\n/usr/bin/sbatch --hold "$@"\nkill -9 $PPID\n')
+    sbatch.chmod(0o755)
+    before = len(recorded(world.paths))
+    environment = {"PATH": f"{sbatch.parent}:{cluster.env['PATH']}"}
+    command = [sys.executable, "-m", "hpcjobs.submit", "--resume", str(world.paths.folder), "--nodes=2"]
+    killed = cluster.run(*command, cwd=world.folder, check=False, **environment)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(recorded(world.paths)) == before
+    waiting = {element for element, (_, _, reason) in world.queue().items() if "Held" in reason}
+    assert len(waiting) == 2
+    cluster.run("sbatch", "--hold", "--partition=gpu", "--wrap=true")  # of another study
+    cluster.run(sys.executable, "-m", "hpcjobs.cancel", str(world.paths.folder), cwd=world.folder)
+    wait_until(lambda: waiting.isdisjoint(world.queue()), "the held job to leave the queue", 60)
+    assert [reason for _, _, reason in world.queue().values() if "Held" in reason] == ["JobHeldUser"]
