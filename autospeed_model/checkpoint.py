@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -61,9 +62,24 @@ def load(path: Path, *kinds: str) -> dict[str, Any]:
     found = content.get("format") if isinstance(content, dict) else None
     if found not in kinds:
         raise UserError(f"{path}: its format is {found!r}; needed is {' or '.join(kinds)}")
-    if content["version"] != VERSION:
-        raise UserError(f"{path}: version {content['version']!r}, this program reads version {VERSION}")
+    if content.get("version") != VERSION:
+        raise UserError(f"{path}: version {content.get('version')!r}, this program reads version {VERSION}")
     return dict(content)
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Taking a file's content apart: where it is not what :func:`save` was given, the file is to blame.
+
+    :raises UserError: in place of the errors of missing keys and of wrong types and shapes.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        what = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        raise UserError(f"{path}: not a checkpoint of this program, or a damaged one ({what})") from error
 
 
 def save_weights(path: Path, network: AutoSpeed, figures: dict[str, float]) -> None:
@@ -77,8 +93,9 @@ def load_network(path: Path) -> AutoSpeed:
     :raises UserError: as :func:`load`.
     """
     content = load(path, WEIGHTS, TRAINING)
-    network = AutoSpeed(**content["network"])
-    network.load_state_dict(content["weights" if content["format"] == WEIGHTS else "average"])
+    with reading(path):
+        network = AutoSpeed(**content["network"])
+        network.load_state_dict(content["weights" if content["format"] == WEIGHTS else "average"])
     return network.eval()
 
 

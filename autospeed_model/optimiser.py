@@ -57,6 +57,11 @@ def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
 
 def restore_momentum(optimiser: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Take the state of ``state_dict()`` and nothing else: how the update is computed may differ from machine to
-    machine, and the hyper-parameters are the training's own."""
+    machine, and the hyper-parameters are the training's own.
+
+    :raises ValueError: when it is the state of other weights.
+    """
     groups = optimiser.state_dict()["param_groups"]
+    if not state.keys() <= {number for group in groups for number in group["params"]}:
+        raise ValueError("momentum of weights that this network does not have")
     optimiser.load_state_dict({"state": state, "param_groups": groups})

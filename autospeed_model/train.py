@@ -97,7 +97,8 @@ def make_trainer(given: argparse.Namespace) -> Trainer:
         values["epochs"] = given.epochs
     if given.resume:
         saved = checkpoint.load(path, checkpoint.TRAINING)
-        values = {**saved["hyperparameters"], **saved["options"], **values}
+        with checkpoint.reading(path):
+            values = {**saved["hyperparameters"], **saved["options"], **values}
     elif path.exists() and not given.overwrite:
         raise UserError(f"{path} exists; go on with --resume, replace it with --overwrite, or choose another --out")
     hyperparameters, options, runtime = from_flat_mapping(values, str(given.config or "parameters"))

@@ -175,7 +175,7 @@ class Trainer:
             "network": checkpoint.describe(self.network),
             "hyperparameters": self.hyperparameters.to_mapping(),
             "options": self.options.to_mapping(),
-            "images": self.batches.count,
+            "data": self._data,
             "weights": self.network.state_dict(),
             "average": self.average.network.state_dict(),
             "updates": self.average.updates,
@@ -211,21 +211,26 @@ class Trainer:
             "network": checkpoint.describe(self.network),
             "hyperparameters": self.hyperparameters.to_mapping(),
             "options": self.options.to_mapping(),
-            "images": self.batches.count,
+            "data": self._data,
         }
-        for key, value in mine.items():
-            if content[key] != value:
-                raise UserError(f"{path}: made with {key} {_difference(content[key], value)}; start a new training")
-        self.network.load_state_dict(content["weights"])
-        self.average.network.load_state_dict(content["average"])
-        self.average.updates = content["updates"]
-        restore_momentum(self.optimiser, content["momentum"])
-        self.training_step.reset()
-        if content["scaler"] and self.training_step.scaler.is_enabled():
-            self.training_step.scaler.load_state_dict(content["scaler"])
-        self.training_step.sums.copy_(content["sums"])
-        self.epoch, self.step, self.seconds = content["epoch"], content["step"], content["seconds"]
-        self.history = content["history"]
+        with checkpoint.reading(path):
+            for key, value in mine.items():
+                if content[key] != value:
+                    raise UserError(f"{path}: made with {key} {_difference(content[key], value)}; start a new training")
+            self.network.load_state_dict(content["weights"])
+            self.average.network.load_state_dict(content["average"])
+            self.average.updates = content["updates"]
+            restore_momentum(self.optimiser, content["momentum"])
+            self.training_step.reset()
+            if content["scaler"] and self.training_step.scaler.is_enabled():
+                self.training_step.scaler.load_state_dict(content["scaler"])
+            self.training_step.sums.copy_(content["sums"])
+            self.epoch, self.step, self.seconds = content["epoch"], content["step"], content["seconds"]
+            self.history = content["history"]
+
+    @property
+    def _data(self) -> dict[str, Any]:
+        return {"images": self.batches.count, "labels_sha256": self.batches.split.labels_sha256}
 
 
 def _make_network(height: int, width: int, options: TrainingOptions, runtime: Runtime) -> AutoSpeed:

@@ -99,7 +99,8 @@ def new_submission(options: argparse.Namespace) -> Submission:
     warm_start = StudyPaths(absolute(options.warm_start)) if options.warm_start is not None else None
     if warm_start is not None:
         read_study_file(warm_start)
-    file = file.model_copy(update={"defaults": defaults})
+    value_name = declaration.value_name or file.value_name
+    file = file.model_copy(update={"defaults": defaults, "value_name": value_name})
     choice = None
     if options.mode == AUTO:
         choice = _choose(options, file, declaration)
@@ -151,7 +152,10 @@ def resumed_submission(options: argparse.Namespace) -> Submission:
         )
     paths = StudyPaths(absolute(options.resume))
     file = read_study_file(paths)
-    check_writers(paths.folder, group_writable=file.cluster is not None and file.cluster.group_writable_folders)
+    consent = file.cluster is not None and file.cluster.group_writable_folders
+    for folder in (paths.folder, paths.submitit):  # jobs load pickles from the latter
+        if folder.exists():
+            check_writers(folder, group_writable=consent)
     overrides: dict[KeyPath, Any] = {("cluster", *key): value for key, value in cluster_overrides(options).items()}
     if overrides and file.cluster is None:
         raise UserError("--set, --account and --timeout-min: found for a study on this machine; leave them out")

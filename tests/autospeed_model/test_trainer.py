@@ -175,8 +175,29 @@ def test_a_checkpoint_of_other_parameters_or_data_is_refused(make: Callable[...,
         make(dataclasses.replace(SMALL, max_lr=0.02), epochs=1).restore(path)
     with pytest.raises(UserError, match="options epochs 1, not 2, seed 0, not 7"):
         make(seed=7).restore(path)
-    with pytest.raises(UserError, match="images 18, not 17"):
+    with pytest.raises(UserError, match="made with data images 18, not 17"):
         make(images=17, epochs=1).restore(path)
+    others = make(epochs=1)
+    others.batches.split.boxes[0, 0] += 1  # as many images, other labels
+    with pytest.raises(UserError, match=r"made with data labels_sha256 .*, not "):
+        others.restore(path)
+
+
+@pytest.mark.parametrize("damage", ["weights", "momentum", "epoch", "hyperparameters"])
+def test_a_checkpoint_with_something_else_in_it_is_told_as_damaged(
+    make: Callable[..., Trainer], tmp_path: Path, damage: str
+) -> None:
+    trainer = make(epochs=1)
+    path = tmp_path / "c.pt"
+    trainer.save(path)
+    content = torch.load(path, weights_only=True)
+    if damage == "epoch":
+        del content["epoch"]
+    else:
+        content[damage] = {"conv": 1} if damage != "hyperparameters" else 5
+    torch.save(content, path)
+    with pytest.raises(UserError, match=rf"{path.name}: (not a checkpoint of this program, or a damaged|made with)"):
+        trainer.restore(path)
 
 
 def test_a_training_may_start_from_the_weights_of_another(make: Callable[..., Trainer], tmp_path: Path) -> None:

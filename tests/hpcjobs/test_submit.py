@@ -268,6 +268,9 @@ def test_a_study_is_resumed_with_more_nodes_and_trials_but_never_made_twice(
     script = (tmp_path / "submitted").read_text()
     assert "#SBATCH --array=0-2%3" in script
     assert "#SBATCH --account=other" in script
+    (project / "mine" / "submitit").chmod(0o777)
+    assert submit("--resume", "mine") == 2
+    assert "mine/submitit: everybody can write to it (mode 777)" in capsys.readouterr().err
 
 
 def test_the_overview_names_the_commands_that_are_there() -> None:
