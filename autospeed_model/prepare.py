@@ -9,6 +9,7 @@ import argparse
 import errno
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -96,7 +97,12 @@ def main(arguments: list[str] | None = None) -> int:
         preparation.tell_report()
         preparation.check_space(frames)
         return 0
-    out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out.parent):  # a lock that cannot be made would be waited for, without end
+            pass
+    except OSError as error:
+        raise UserError(f"{out}: nothing can be made there ({error.strerror}); choose another OUT") from error
     lock = FileLock(out.with_name(f".{out.name}.lock"))
     try:
         lock.acquire(timeout=0)

@@ -372,6 +372,7 @@ def test_two_runs_at_once_do_no_harm(tmp_path):
     [
         (["missing", "out"], "missing: does not exist"),
         (["in", "out", "--jobs", "0"], "--jobs 0: must be at least 1"),
+        (["in", "/proc/out"], "/proc/out: nothing can be made there"),
         (["in", "out", "--height", "100"], "--height 100: must be a multiple of 32"),
     ],
 )
