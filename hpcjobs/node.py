@@ -16,6 +16,7 @@ import optuna
 
 from hpcjobs import mps
 from hpcjobs.agent import NodeAgent, new_report
+from hpcjobs.checked_study import write_checked
 from hpcjobs.cores import allowed_cpus
 from hpcjobs.devices import find_gpus, places, worker_environment
 from hpcjobs.errors import run_entry
@@ -52,6 +53,7 @@ def make_steps(study: OpenStudy, plan: Plan, job: Job, folder_here: Path, token:
         if plan.workers_by_devices and len(found) != plan.workers_per_node:
             log.warning("%d logical GPUs: %d workers, not %d", len(gpus), len(found), plan.workers_per_node)
     DeviceList.of(gpus).write(folder_here)
+    write_checked(study.file, folder_here)
     write_map(study.paths.placement_file(job.element), plan.mode, gpus, found)
     shares = Counter(place.device for place in found)
     steps = []

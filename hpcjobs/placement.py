@@ -15,15 +15,17 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcjobs.cores import format_cpu_list
 from hpcjobs.logical_gpu import LogicalGpu
 from hpcjobs.objective import resolve
 from hpcjobs.owners import node_name, process_alive, process_start
 from hpcjobs.paths import write_atomically
-from hpcjobs.plan import Plan
 from hpcjobs.spec import WorkerSpec
+
+if TYPE_CHECKING:
+    from hpcjobs.plan import Plan
 
 VISIBLE_VARIABLES = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")

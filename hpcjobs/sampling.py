@@ -7,11 +7,12 @@ import warnings
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from hpcjobs.config import Categorical, Choice, Int, LogUniform, NamedWithOptions, Parameter, StudyConfig
 from hpcjobs.errors import UserError
 
 if TYPE_CHECKING:
     import optuna
+
+    from hpcjobs.config import Choice, NamedWithOptions, Parameter, StudyConfig
 
 SAMPLERS = {
     "tpe": "TPESampler",
@@ -139,11 +140,11 @@ def distribution(space: Parameter) -> optuna.distributions.BaseDistribution:
     """One parameter of the search space as Optuna's distribution."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    if isinstance(space, Categorical):
+    if space.type == "categorical":
         return CategoricalDistribution(space.values)
-    if isinstance(space, Int):
+    if space.type == "int":
         return IntDistribution(space.min, space.max, log=space.log, step=space.step)
-    return FloatDistribution(space.min, space.max, log=isinstance(space, LogUniform))
+    return FloatDistribution(space.min, space.max, log=space.type == "loguniform")
 
 
 def fits(space: optuna.distributions.BaseDistribution, value: Choice) -> bool:

@@ -11,15 +11,15 @@ import optuna
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from hpcjobs.config import Choice, StudyFile
 from hpcjobs.errors import UserError
 from hpcjobs.journal import StudyStorage, open_storage
-from hpcjobs.load import read_study_file, write_study_file
 from hpcjobs.paths import StudyPaths
 from hpcjobs.sampling import distribution, fits, make_pruner, make_sampler
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
+
+    from hpcjobs.config import Choice, StudyFile
 
 
 # what trials of one study have in common, kept in its journal: with another value they could not be compared or resumed
@@ -66,6 +66,8 @@ def create_study(paths: StudyPaths, file: StudyFile, starts: Sequence[dict[str, 
     Raises:
         UserError: if the folder already holds a study.
     """
+    from hpcjobs.load import write_study_file
+
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     make_sampler(file.study)
     make_pruner(file.study)
@@ -83,21 +85,28 @@ def create_study(paths: StudyPaths, file: StudyFile, starts: Sequence[dict[str, 
     return OpenStudy(paths, file, storage, study_id, file.name)
 
 
-def open_study(paths: StudyPaths) -> OpenStudy:
-    """Open the study of a folder.
+def open_study(paths: StudyPaths, checked: StudyFile | None = None) -> OpenStudy:
+    """Open the study of a folder. ``checked``: its file, if that was read, and compared with the journal, before.
 
     Raises:
         UserError: if the folder is missing or is no study, its journal holds none, or what it searches was changed.
     """
-    file = read_study_file(paths)
+    file = checked or _read(paths)
     if not paths.journal.exists():
         raise UserError(f"{paths.folder}: {paths.journal.name} is missing: the study was never started, or was moved.")
     storage = open_storage(paths)
     studies = storage.get_all_studies()
     if not studies:
         raise UserError(f"{paths.journal}: holds no study. Submit the study anew in another folder.")
-    _check_unchanged(paths, file, storage.get_study_user_attrs(studies[0]._study_id).get(_SETTINGS))
+    if checked is None:
+        _check_unchanged(paths, file, storage.get_study_user_attrs(studies[0]._study_id).get(_SETTINGS))
     return OpenStudy(paths, file, storage, studies[0]._study_id, studies[0].study_name)
+
+
+def _read(paths: StudyPaths) -> StudyFile:
+    from hpcjobs.load import read_study_file
+
+    return read_study_file(paths)
 
 
 def _settings(file: StudyFile) -> dict[str, Any]:

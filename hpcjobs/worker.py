@@ -24,6 +24,7 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState
 
 from hpcjobs.budget import RESULT, TrialTaken, claim, count, finish, hand_back
+from hpcjobs.checked_study import read_checked
 from hpcjobs.context import HandBack, TrialContext
 from hpcjobs.errors import UserError, run_entry
 from hpcjobs.failures import (
@@ -253,7 +254,7 @@ def work(spec: WorkerSpec) -> int:
     except PlacementError as error:
         misplaced = error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = open_study(StudyPaths(spec.folder))
+    study = open_study(StudyPaths(spec.folder), read_checked(spec.status.parent))
     pulse = Pulse(spec)
     pulse.start()
     code = 1

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from hpcjobs.budget import Counts, count
+from hpcjobs.checked_study import write_checked
 from hpcjobs.config import RunConfig, StudyConfig, StudyFile, Uniform
 from hpcjobs.heartbeat import read_nodes
 from hpcjobs.launch import launch
@@ -26,7 +27,7 @@ from hpcjobs.study import OpenStudy, create_study
 HERE = Path(__file__).parent
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 30.0, what: str = "the condition") -> Any:
+def wait_for(condition: Callable[[], Any], seconds: float = 120.0, what: str = "the condition") -> Any:
     """Poll until ``condition`` is true and return its value; fail the test after ``seconds``."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -87,6 +88,7 @@ class Studies:
         folder = study.paths.folder.parent / f"node {len(self._workers)}"
         folder.mkdir()
         prepare(folder)
+        write_checked(study.file, folder)
         (control or Control()).write(control_file(folder))
         told = {
             "folder": study.paths.folder,
