@@ -22,7 +22,7 @@ def files(folder: Path) -> set[str]:
 
 def test_a_dry_run_tells_and_touches_nothing_then_checkpoints_go_and_results_stay(studies: Any) -> None:
     study = studies.create("epochs", trials=3, direction="maximize")
-    studies.worker(study).wait(30)
+    studies.worker(study).wait(120)
     for number in range(3):  # as a node leaves them that dies before it tidies up
         study.paths.trial(number).mkdir(exist_ok=True)
         (study.paths.trial(number) / "checkpoint.pt").write_text("state")
@@ -83,7 +83,7 @@ t INFO hpcjobs.worker: trial 3 begins
 
 def test_a_link_goes_and_what_it_points_to_stays(studies: Any, tmp_path: Path) -> None:
     study = studies.create("quadratic", trials=1)
-    studies.worker(study).wait(30)
+    studies.worker(study).wait(120)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "kept").touch()

@@ -36,7 +36,7 @@ def test_the_best_parameters_are_a_complete_configuration(studies: Any) -> None:
     study = studies.create("quadratic", trials=4, fixed={"momentum": 0.9})
     file = study.file.model_copy(update={"defaults": {"x": 0.0, "momentum": 0.5, "name": "no", "warmup": 1e-06}})
     write_study_file(study.paths, file)
-    studies.worker(study).wait(30)
+    studies.worker(study).wait(120)
     done = collect(study.paths.folder)
     assert done.returncode == 0, done.stderr
     best = min(study.trials(), key=lambda trial: trial.value)
@@ -50,7 +50,7 @@ def test_the_best_parameters_are_a_complete_configuration(studies: Any) -> None:
 
 def test_all_trials_are_in_the_table_with_why_they_failed(studies: Any) -> None:
     study = studies.create("out_of_gpu_memory", trials=4)
-    studies.worker(study).wait(30)
+    studies.worker(study).wait(120)
     collect(study.paths.folder)
     with study.paths.trials_csv.open() as file:
         rows = list(csv.DictReader(file))

@@ -86,7 +86,7 @@ def test_a_study_that_has_not_ended_keeps_the_evaluation_data_unseen(studies: An
 
 def test_both_settings_are_trained_with_every_seed_and_compared(studies: Any) -> None:
     study = searched(studies)
-    studies.worker(study).wait(30)
+    studies.worker(study).wait(120)
     shown = final(study.paths.folder, "--seeds", "2", "--dry-run")
     assert "4 trainings of 6 epochs by objectives:final_training" in shown.stdout
     assert not (study.paths.folder / "final").exists()
@@ -107,7 +107,7 @@ def test_both_settings_are_trained_with_every_seed_and_compared(studies: Any) ->
 
 def test_an_objective_without_a_final_training_says_what_to_declare(studies: Any) -> None:
     study = searched(studies, "quadratic")
-    studies.worker(study).wait(30)
+    studies.worker(study).wait(120)
     done = final(study.paths.folder)
     assert done.returncode == 2
     assert "declares no function for the final training" in done.stderr
