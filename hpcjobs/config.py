@@ -225,6 +225,7 @@ class ClusterConfig(Strict):
     gpu_memory_gb: Positive | None = None  # of a whole GPU; for --mode auto
     gres: Line | None = None  # "gpu:mi300x:8"; without it --gpus-per-node
     cores_per_node: Positive
+    reserved_cpus: tuple[Annotated[int, Field(strict=True, ge=0)], ...] = ()  # left to the system, with their core
     mem_gb_per_node: Positive | None = None  # None: no --mem at all (some sites forbid it)
     mode: ModeSelection = ModeSelection()
     workers_per_node: Positive | None = None  # None: one per logical GPU that is really there

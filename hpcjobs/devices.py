@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +18,13 @@ log = logging.getLogger("hpcjobs.node")
 
 @dataclass(frozen=True)
 class Place:
-    """Where one worker runs. ``environment`` makes exactly its device visible."""
+    """Where one worker runs. ``environment`` makes exactly its device visible; ``threads`` is its share of the cores
+    where several workers have the same ones."""
 
     device: str = ""  # empty: no GPU
     environment: dict[str, str] = field(default_factory=dict)
     cores: tuple[int, ...] = ()
+    threads: int = 1
 
 
 def find_gpus(vendor: str | None) -> tuple[LogicalGpu, ...]:
@@ -45,9 +48,16 @@ def places(plan: Plan, gpus: Sequence[LogicalGpu], cpus: Sequence[Cpu]) -> list[
     own = [
         gpus[worker * len(gpus) // count if spread else worker % len(gpus)] if gpus else None for worker in range(count)
     ]
-    shares = assign_cores([gpu.numa_node if gpu else None for gpu in own], cpus)
+    reserved = plan.cluster.reserved_cpus if plan.cluster else ()
+    shares = assign_cores([gpu.numa_node if gpu else None for gpu in own], cpus, reserved)
+    sharing = Counter(shares)
     return [
-        Place(f"GPU {gpu.index}", gpu.environment, cores) if gpu else Place(cores=cores)
+        Place(
+            device=f"GPU {gpu.index}" if gpu else "",
+            environment=gpu.environment if gpu else {},
+            cores=cores,
+            threads=max(1, len(cores) // sharing[cores]),
+        )
         for gpu, cores in zip(own, shares, strict=True)
     ]
 
@@ -55,7 +65,7 @@ def places(plan: Plan, gpus: Sequence[LogicalGpu], cpus: Sequence[Cpu]) -> list[
 def worker_environment(plan: Plan, place: Place, node_folder: Path, worker: int) -> dict[str, str]:
     """What a worker's process gets: the profile's variables, its threads, its device, caches of its own."""
     # the threads of the cores that are really there, unless the site's profile says otherwise
-    threads = {"OMP_NUM_THREADS": str(max(1, len(place.cores)))}
+    threads = {"OMP_NUM_THREADS": str(place.threads)}
     own = plan.cluster.environment if plan.cluster else {}
     environment = {**plan.environment, **threads, **own, **place.environment}
     if place.device:

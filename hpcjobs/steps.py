@@ -104,7 +104,8 @@ class Step:
         self._spec = replace(self._spec, token=token, restarts=self._starts)
         self._spec.write(spec_file(self._node_folder, self.index))
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        environment = {**os.environ, NODE_FOLDER: str(self._node_folder)}
+        # numpy reads the number of threads when it is loaded, before the worker sets its own variables
+        environment = {**os.environ, **self._spec.environment, NODE_FOLDER: str(self._node_folder)}
         with self._log.open("ab") as output:
             # a session of its own: Ctrl-C in a terminal reaches the agent alone, which then stops the workers
             self._process = subprocess.Popen(

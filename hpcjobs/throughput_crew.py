@@ -65,7 +65,7 @@ class Member:
         with self._log.open("ab") as output:
             self._process = subprocess.Popen(
                 self._command,
-                env={**os.environ, NODE_FOLDER: str(node_folder)},
+                env={**os.environ, **self.spec.environment, NODE_FOLDER: str(node_folder)},
                 stdin=subprocess.DEVNULL,
                 stdout=None if self._writes_own_log else output,
                 stderr=None if self._writes_own_log else subprocess.STDOUT,

@@ -16,6 +16,7 @@ from hpcjobs.devices import places
 from hpcjobs.heartbeat import NodeReport, read_nodes
 from hpcjobs.job import Job
 from hpcjobs.launch import request_cancel
+from hpcjobs.load import load_cluster
 from hpcjobs.logical_gpu import LogicalGpu
 from hpcjobs.owners import process_alive
 from hpcjobs.plan import Plan, make_plan
@@ -160,6 +161,7 @@ def test_each_worker_gets_one_device_and_its_own_cores(studies: Any) -> None:
     assert [place.environment for place in found] == [{"ROCR_VISIBLE_DEVICES": str(i)} for i in range(63)]
     cores = [core for place in found for core in place.cores]
     assert len(cores) == len(set(cores)) == 126
+    assert all(place.threads == 2 for place in found)
 
 
 def test_cores_beside_the_device_are_preferred(studies: Any) -> None:
@@ -167,10 +169,21 @@ def test_cores_beside_the_device_are_preferred(studies: Any) -> None:
     assert [place.cores for place in found] == [(4, 5, 6, 7), (0, 1, 2, 3)]
 
 
+def test_workers_keep_off_the_cpus_that_the_profile_reserves(studies: Any) -> None:
+    cluster = load_cluster("lumi")
+    assert cluster.reserved_cpus == tuple(range(0, 64, 8))
+    plan = plan_for(studies, workers_by_devices=True, cluster=cluster)
+    found = places(plan, gpus(8, numa_nodes=(3, 3, 1, 1, 0, 0, 2, 2)), cpus(64, numa_nodes=4))
+    assert [len(place.cores) for place in found] == [7] * 8
+    assert found[0].cores == tuple(range(49, 56))
+    assert not {core for place in found for core in place.cores} & {*cluster.reserved_cpus}
+
+
 def test_workers_share_devices_only_when_there_are_more_of_them(studies: Any) -> None:
     found = places(plan_for(studies, workers_by_devices=False, workers_per_node=4), gpus(2), cpus(2))
     assert [place.device for place in found] == ["GPU 0", "GPU 1", "GPU 0", "GPU 1"]
     assert all(place.cores == (0, 1) for place in found)
+    assert all(place.threads == 1 for place in found)  # two cores for four workers
 
 
 def test_fewer_workers_than_devices_are_spread_over_all_of_them(studies: Any) -> None:

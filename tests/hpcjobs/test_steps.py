@@ -13,15 +13,19 @@ from hpcjobs.devices import Place
 from hpcjobs.owners import process_start
 from hpcjobs.spec import WorkerSpec, control_file, status_file
 from hpcjobs.steps import Step, start_due
+from tests.hpcjobs.conftest import wait_for
+
+SILENT = "import time; time.sleep(60)"
 
 
-def silent_step(folder: Path, worker: int) -> Step:
+def silent_step(folder: Path, worker: int, code: str = SILENT, **environment: str) -> Step:
     """A step whose process never says anything, as when Slurm does not create it."""
     spec = WorkerSpec(
         folder=folder, element="1_0", worker=worker, token="", agent="a", agent_pid=os.getpid(),
         agent_start=process_start(os.getpid()) or "", status=status_file(folder, worker), control=control_file(folder),
+        environment=environment,
     )  # fmt: skip
-    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    command = [sys.executable, "-c", code]
     return Step(spec, Place(), folder, folder / f"{worker}.log", command, writes_own_log=False)
 
 
@@ -50,3 +54,11 @@ def test_a_step_that_does_not_start_does_not_hold_up_the_others(
     finally:
         for step in crew:
             step.kill()
+
+
+def test_threads_are_set_before_a_workers_first_import(tmp_path: Path) -> None:
+    code = "import os; print(os.environ['OMP_NUM_THREADS'], flush=True)"
+    step = silent_step(tmp_path, 0, code, OMP_NUM_THREADS="3")
+    step.start()
+    wait_for(lambda: step.reap() is not None)
+    assert (tmp_path / "0.log").read_text() == "3\n"
