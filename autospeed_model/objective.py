@@ -66,6 +66,7 @@ def train_final(params: Mapping[str, Any], context: Context) -> float:
 
 
 train_trial.parameters = PARAMETERS  # type: ignore[attr-defined]
+train_trial.value_name = "mAP"  # type: ignore[attr-defined]
 train_trial.needs_data = True  # type: ignore[attr-defined]
 train_trial.imports = ("torch",)  # type: ignore[attr-defined]
 train_trial.environment = DECLARED  # type: ignore[attr-defined]

@@ -14,10 +14,9 @@ from pathlib import Path
 from hpcjobs import slurm_control
 from hpcjobs.budget import count
 from hpcjobs.errors import UserError, run_entry
-from hpcjobs.heartbeat import HeartbeatWatch
 from hpcjobs.launch import request_cancel, slurm_jobs
 from hpcjobs.paths import StudyPaths
-from hpcjobs.progress import snapshot
+from hpcjobs.progress import LIVE, StudyWatch
 from hpcjobs.study import OpenStudy, open_study
 
 
@@ -50,14 +49,14 @@ def cancel(study: OpenStudy, wait_s: float) -> None:
     request_cancel(study.paths)
     job_ids = slurm_jobs(study)
     slurm_control.cancel(job_ids, pending_only=True)
-    beats = HeartbeatWatch(study.paths)
+    watch = StudyWatch(study)
     end = time.monotonic() + wait_s
-    while (now := snapshot(study, beats)).live_nodes and time.monotonic() < end:
+    while (now := watch.look()).live_nodes and time.monotonic() < end:
         time.sleep(0.5)
     slurm_control.cancel(job_ids)
     for line in now.nodes:
-        # only on this host, and only if it is the same process: snapshot() has checked both for "gone"
-        if line.state in ("starting", "running", "stopping") and not job_ids:
+        # only on this host, and only if it is the same process: look() has checked both for "gone"
+        if line.state in LIVE and not job_ids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(line.report.pid, signal.SIGTERM)
 

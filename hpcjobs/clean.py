@@ -13,11 +13,9 @@ from pathlib import Path
 
 from optuna.trial import TrialState
 
-from hpcjobs.budget import count
 from hpcjobs.errors import UserError, run_entry
-from hpcjobs.heartbeat import HeartbeatWatch
 from hpcjobs.paths import StudyPaths, write_atomically
-from hpcjobs.progress import snapshot
+from hpcjobs.progress import StudyWatch
 from hpcjobs.study import OpenStudy, open_study
 from hpcjobs.trial_files import checkpoints, no_longer_needed, trial_folders
 
@@ -81,8 +79,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _check_ended(study: OpenStudy) -> None:
-    counts = count(study)
-    if counts.left or snapshot(study, HeartbeatWatch(study.paths)).live_nodes:
+    now = StudyWatch(study).look()
+    counts = now.counts
+    if counts.left or now.live_nodes:
         raise UserError(
             f"{study.paths.folder}: the study has not ended ({counts.running} trials running, {counts.waiting} waiting)"
             "; allowed: a study that has ended, since the others go on from their checkpoints"

@@ -152,6 +152,7 @@ def summary(study: OpenStudy, best: FrozenTrial | None) -> dict[str, Any]:
         "study": study.file.name,
         "objective": study.file.study.objective,
         "direction": study.file.study.direction,
+        "value_name": study.file.value_name,
         "epochs": study.file.study.epochs,
         "budget": counts.budget,
         "finished": counts.left == 0,
@@ -170,7 +171,9 @@ def show(study: OpenStudy, console: Console) -> None:
     title = f"{study.file.name}: {ended}, {counts.pruned} of them pruned, {counts.failed} failed"
     if trials:
         names = list(study.file.study.parameters)
-        console.print(TrialTable(title, trials[:TRIALS_SHOWN], names, study.paths.trials_csv.name))
+        console.print(
+            TrialTable(title, trials[:TRIALS_SHOWN], study.file.value_name, names, study.paths.trials_csv.name)
+        )
     if len(trials) > TRIALS_SHOWN:
         console.print(f"and {len(trials) - TRIALS_SHOWN} more trials in {study.paths.trials_csv.name}", style="dim")
     if counts.failures:

@@ -285,5 +285,6 @@ class StudyFile(Strict):
     study: StudyConfig
     run: RunConfig
     cluster: ClusterConfig | None = None
-    # what the objective declares for parameters that the study neither searches nor fixes
+    # what the objective declares: parameters that the study neither searches nor fixes, and what its value is
     defaults: dict[Line, Choice] = {}
+    value_name: Line = "value"

@@ -15,13 +15,12 @@ from hpcjobs.budget import count
 from hpcjobs.errors import UserError, run_entry
 from hpcjobs.final_plan import DEFAULT, FinalPlan, plan_final, read_plan, write_plan
 from hpcjobs.final_results import results_of, table_of, title_of, write_results
-from hpcjobs.heartbeat import HeartbeatWatch
 from hpcjobs.launch import cancel_requested, launch
 from hpcjobs.objective import inspect_objective
 from hpcjobs.paths import StudyPaths
 from hpcjobs.plan import make_plan
 from hpcjobs.preflight import check_slurm
-from hpcjobs.progress import best_trial, snapshot
+from hpcjobs.progress import StudyWatch, best_trial
 from hpcjobs.status import Jobs, watch
 from hpcjobs.study import OpenStudy, create_study, open_study
 from hpcjobs.submission import available_cores
@@ -129,7 +128,7 @@ def _show(plan: FinalPlan, console: Console) -> None:
 
 def _start(final: OpenStudy, console: Console) -> None:
     """Start node agents unless some are there already."""
-    if Jobs(final.paths).any_left(snapshot(final, HeartbeatWatch(final.paths))):
+    if Jobs(final.paths).any_left(StudyWatch(final).look()):
         return
     plan = make_plan(final.file, local_cores=available_cores())
     if plan.cluster is not None:

@@ -79,7 +79,7 @@ def results_of(study: OpenStudy, plan: FinalPlan) -> FinalResults:
     for trial in completed(study):
         own = collected[plan.setting_of(trial.params)]
         reported: dict[str, float] = (trial.user_attrs.get(RESULT) or {}).get("figures", {})
-        for name, value in (reported or {"value": trial.values[0]}).items():
+        for name, value in (reported or {study.file.value_name: trial.values[0]}).items():
             own.setdefault(name, []).append(value)
     figures = {
         setting: {name: Spread.of(values) for name, values in own.items()} for setting, own in collected.items() if own

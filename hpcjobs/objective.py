@@ -5,6 +5,7 @@
 - ``parameters``: a mapping of each known name to ``{"default", "type", "min", "max", "choices"}``, all optional;
 - ``needs_data``: true if it cannot do without ``--data``;
 - ``environment``: variables that it sets itself unless they are set, for people to read in ``submit --dry-run``;
+- ``value_name``: what its value is, for people to read: ``"mAP"``;
 - ``memory``: what a training needs, ``{"device_fixed_gb", "device_gb_per_image", "host_gb"}``, all optional;
 - ``final``: the function, ``module:function``, that trains with found parameters on all data and tests once
   (``hpcjobs.final``);
@@ -39,6 +40,7 @@ class Declaration:
     environment: Mapping[str, str] = field(default_factory=dict)
     memory: Mapping[str, float] | None = None
     final: str | None = None
+    value_name: str | None = None
 
 
 def resolve(text: str) -> Callable[..., Any]:
@@ -88,6 +90,7 @@ def describe(text: str) -> dict[str, Any]:
         "needs_data": bool(getattr(function, "needs_data", False)),
         "memory": getattr(function, "memory", None),
         "final": getattr(function, "final", None),
+        "value_name": getattr(function, "value_name", None),
         "environment": {str(name): str(value) for name, value in getattr(function, "environment", {}).items()},
         "module_file": getattr(sys.modules.get(function.__module__), "__file__", None),
     }

@@ -67,13 +67,13 @@ def write_report(study: OpenStudy) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     wanted: list[tuple[bool, str, str, Painter, str]] = [
         (bool(data.completed), "History", "history", report_search.history,
-         "Each completed trial, and the best value so far. Node-hours count from a node's first trial to its last."),
+         "Each completed trial, and the best so far. Node-hours count from a node's first trial to its last."),
         (bool(data.importances), "Parameters", "importances", report_search.importances,
          "What parts the best tenth of the trials from all of them. It says nothing about parameters not searched."),
         (bool(data.completed), "", "slices", report_search.slices,
-         "The star is the best trial. Axes leave out far outliers."),
+         "A dot is a completed trial, the star the best one. Axes leave out far outliers."),
         (bool(data.completed), "", "parallel", report_search.parallel,
-         "A line is a trial; parameters with a logarithmic range have a logarithmic axis."),
+         "A line is a trial, the brighter the better; parameters with a logarithmic range have a logarithmic axis."),
         (any(trial.intermediate_values for trial in data.trials), "Curves", "curves", report_search.curves,
          "What trials reported after each epoch. A cross marks where the pruner gave a trial up."),
         (bool(data.spans), "Work", "gantt", report_work.gantt,

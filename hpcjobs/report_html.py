@@ -75,9 +75,10 @@ def _subtitle(data: ReportData) -> str:
 def _cards(data: ReportData) -> str:
     counts, nodes = data.counts, {node.node for node in data.nodes}
     epochs = sum(len(trial.intermediate_values) for trial in data.trials)
+    best = number_text(data.best.values[0]) if data.best else "none"
     rates = [rate for trial in data.trials if (rate := data.figures(trial).get("images_per_s"))]
     cards = [
-        ("best value", number_text(data.best.values[0]) if data.best else "none", _trial_name(data.best)),
+        (f"best {data.file.value_name}", best, _trial_name(data.best)),
         ("trials", f"{counts.finished} of {counts.budget}",
          f"{counts.completed} completed, {counts.pruned} pruned, {counts.failed} failed"),
         ("time", duration(data.end - data.start), f"{epochs} of {counts.budget * data.file.study.epochs} epochs"),
@@ -119,7 +120,7 @@ def _trials(data: ReportData) -> str:
          duration(trial.duration.total_seconds() if trial.duration else None)]
         for trial in best
     ]  # fmt: skip
-    return _table(["trial", "value", *names, "took"], rows)
+    return _table(["trial", data.file.value_name, *names, "took"], rows)
 
 
 def _failures(data: ReportData) -> str:

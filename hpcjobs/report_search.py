@@ -53,7 +53,7 @@ def history(data: ReportData, path: Path) -> None:
             axes.hlines(best_values[-1], scaled(best_moments[-1]), scaled(data.end), color=BLUE, linewidth=2)
     left.set_xlim(left=0)
     right.set_xlim(left=0)
-    left.set(title="Over time", xlabel=f"time since the first trial ({unit})", ylabel="value")
+    left.set(title="Over time", xlabel=f"time since the first trial ({unit})", ylabel=data.file.value_name)
     right.set(title="Over cost", xlabel="node-hours")
     if values:
         left.set_ylim(*_padded(rank_limits(values)))
@@ -91,7 +91,7 @@ def curves(data: ReportData, path: Path) -> None:
     ):
         if present:
             axes.plot([], [], color=colour, label=label)
-    axes.set(title="Intermediate values", xlabel="epoch", ylabel="value")
+    axes.set(title="Intermediate values", xlabel="epoch", ylabel=data.file.value_name)
     axes.locator_params(axis="x", integer=True)
     if values:
         axes.set_ylim(*_padded(rank_limits(values, 0.02)))
@@ -139,7 +139,7 @@ def slices(data: ReportData, path: Path) -> None:
     if values:
         grid.flat[0].set_ylim(*_padded(rank_limits(values)))
     for row in grid:
-        row[0].set_ylabel("value")
+        row[0].set_ylabel(data.file.value_name)
     if points is not None:
         figure.colorbar(points, ax=grid, label="trial", pad=0.01, aspect=40)
     save(figure, path)
@@ -169,7 +169,7 @@ def parallel(data: ReportData, path: Path) -> None:
         axes.text(place, 1.03, last, ha="center", va="bottom", fontsize=7.5)
     axes.text(len(names), -0.04, f"{low:.4g}", ha="center", va="top", fontsize=7.5)
     axes.text(len(names), 1.03, f"{high:.4g}", ha="center", va="bottom", fontsize=7.5)
-    axes.set_xticks(range(len(names) + 1), [*names, "value"], rotation=20 if len(names) > 9 else 0)
+    axes.set_xticks(range(len(names) + 1), [*names, data.file.value_name], rotation=20 if len(names) > 9 else 0)
     axes.tick_params(axis="x", pad=20, length=0, labelsize=9.5)
     axes.set_yticks([])
     axes.set_ylim(0, 1)
@@ -200,8 +200,22 @@ def _scale_x(axes: Axes, data: ReportData, name: str) -> None:
         axes.set_xlim(-0.5, len(space.values) - 0.5)
     elif data.is_log(name):
         axes.set_xscale("log")
+        _label_few_ticks(axes)
     else:
         axes.locator_params(axis="x", nbins=4)
+
+
+def _label_few_ticks(axes: Axes) -> None:
+    """On a logarithmic axis three labels at most: matplotlib's own run into each other on an axis this narrow."""
+    from matplotlib.ticker import FixedLocator, NullFormatter
+
+    low, high = axes.get_xlim()
+    steps = (1,) if high > 100 * low else (1, 3) if high > 10 * low else (1, 2, 5)
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)))
+    inside = [tick for decade in decades for step in steps if low <= (tick := step * 10.0**decade) <= high]
+    axes.xaxis.set_major_locator(FixedLocator(inside[:: math.ceil(len(inside) / 3)]))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.4g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _unit(data: ReportData, name: str, trial: FrozenTrial) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import shlex
 import sys
@@ -15,12 +16,12 @@ from rich.live import Live
 from hpcjobs import slurm_control
 from hpcjobs.budget import why_stopped
 from hpcjobs.errors import run_entry
-from hpcjobs.heartbeat import HeartbeatWatch, read_nodes
+from hpcjobs.heartbeat import read_nodes
 from hpcjobs.launch import recorded
 from hpcjobs.owners import process_start
 from hpcjobs.paths import StudyPaths
 from hpcjobs.placement_map import draw, read_map
-from hpcjobs.progress import Snapshot, snapshot
+from hpcjobs.progress import Snapshot, StudyWatch
 from hpcjobs.status_view import CELLS, one_line, render
 from hpcjobs.study import OpenStudy, open_study
 
@@ -52,16 +53,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--placement", action="store_true", help="show the map of each node: GPUs, workers, cores")
     options = parser.parse_args(arguments)
     study = open_study(StudyPaths(options.folder))
-    beats = HeartbeatWatch(study.paths)
+    watched = StudyWatch(study)
     if options.json:
-        print(json.dumps(snapshot(study, beats).as_dict(), indent=2, default=str))
+        print(json.dumps(watched.look().as_dict(), indent=2, default=str))
         return 0
     console = Console(highlight=False)
     if options.placement:
         show_placement(study.paths, console)
         return 0
     if options.once:
-        console.print(render(snapshot(study, beats)))
+        console.print(render(watched.look()))
         return 0
     _follow(study, console)
     return 0
@@ -102,40 +103,39 @@ def watch(paths: StudyPaths) -> bool:
 
 
 def _follow(study: OpenStudy, console: Console) -> Snapshot:
-    beats = HeartbeatWatch(study.paths)
+    watched = StudyWatch(study)
     jobs = Jobs(study.paths)
-    now = snapshot(study, beats)
+    now = watched.look()
+    gc.freeze()  # a long study is a million objects, none of them garbage
     if not console.is_terminal:
         while not now.finished and jobs.any_left(now):
             console.print(one_line(now))
-            _sleep_until_change(study, PLAIN_REFRESH_S)
-            now = snapshot(study, beats)
-        return _last_picture(study, beats, now, console)
+            now = _look_when_it_changes(watched, PLAIN_REFRESH_S)
+        return _last_picture(watched, now, console)
     with Live(render(now), console=console, auto_refresh=False, screen=True) as live:
         while not now.finished and jobs.any_left(now):
             time.sleep(REFRESH_S)
-            now = snapshot(study, beats)
+            now = watched.look()
             live.update(render(now), refresh=True)
-    return _last_picture(study, beats, now, console)
+    return _last_picture(watched, now, console)
 
 
-def _last_picture(study: OpenStudy, beats: HeartbeatWatch, now: Snapshot, console: Console) -> Snapshot:
+def _last_picture(watched: StudyWatch, now: Snapshot, console: Console) -> Snapshot:
     """Show what stays on the terminal: of a finished study its nodes as they end, not as they were just before."""
     end = time.monotonic() + LAST_WORDS_S
     while now.finished and now.live_nodes and time.monotonic() < end:
         time.sleep(0.25)
-        now = snapshot(study, beats)
+        now = watched.look()
     console.print(render(now))
     return now
 
 
-def _sleep_until_change(study: OpenStudy, longest_s: float) -> None:
-    """Sleep, but wake up when the study has ended."""
-    from hpcjobs.budget import count
-
+def _look_when_it_changes(watched: StudyWatch, longest_s: float) -> Snapshot:
+    """The next picture: after ``longest_s``, or as soon as the study has ended."""
     end = time.monotonic() + longest_s
-    while time.monotonic() < end and count(study).left:
+    while not (now := watched.look()).finished and time.monotonic() < end:
         time.sleep(0.5)
+    return now
 
 
 class Jobs:

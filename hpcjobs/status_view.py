@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -16,6 +18,7 @@ NODES_SHOWN = 40
 CELLS_IN_LINE = 16
 WIDE = 140
 GONE = ("ended", "gone")
+_NUMBERS = ("trials", "images/s", "CPU", "job ends in")
 
 # one character and one colour for what a worker does
 CELLS = {
@@ -33,13 +36,18 @@ _STATE_STYLES = {"running": "green", "silent": "bold red", "gone": "red", "ended
 def one_line(now: Snapshot) -> str:
     """The state of a study for a log."""
     counts = now.counts
-    best = f"; best {number_text(now.best.value)} (trial {now.best.number})" if now.best else ""
+    best = f"; best {now.value_name} {number_text(now.best.value)} (trial {now.best.number})" if now.best else ""
     speed = f"; {now.images_per_s:.0f} images/s" if now.images_per_s else ""
     failed = f", {counts.failed} failed" if counts.failed else ""
     return (
-        f"{counts.finished}/{counts.budget} trials ended{failed}, {counts.running} running; "
+        f"{percent(now)}: {counts.finished}/{counts.budget} trials ended{failed}, {counts.running} running; "
         f"epochs {now.epochs_done}/{now.epochs_total}{speed}{best}; left: {duration(now.time_left_s)}"
     )
+
+
+def percent(now: Snapshot) -> str:
+    """The share of the work that is done; 100 % only when all is."""
+    return f"{now.share:.1%}" if now.share < 0.1 else f"{math.floor(100 * now.share + 1e-9)}%"
 
 
 def render(now: Snapshot) -> Group:
@@ -48,23 +56,23 @@ def render(now: Snapshot) -> Group:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    share = counts.finished / max(1, counts.budget)
     table.add_row("study", Text(f"{now.name}  {now.folder}"))
     bar = Table.grid(padding=(0, 1, 0, 0))
-    bar.add_row(ProgressBar(total=max(1, counts.budget), completed=counts.finished, width=40), f"{share:.0%}")
+    bar.add_row(ProgressBar(total=1.0, completed=now.share, width=40), percent(now))
     table.add_row("", bar)
     numbers = {"pruned": counts.pruned, "failed": counts.failed, "running": counts.running, "waiting": counts.waiting}
-    others = "".join(f", {number} {name}" for name, number in numbers.items() if number)
-    table.add_row("trials", f"{counts.finished} of {counts.budget} ended: {counts.completed} completed{others}")
+    others = "".join(f", {number:,} {name}" for name, number in numbers.items() if number)
+    table.add_row("trials", f"{counts.finished:,} of {counts.budget:,} ended: {counts.completed:,} completed{others}")
     if counts.failures:
-        kinds = ", ".join(f"{kind}: {number}" for kind, number in sorted(counts.failures.items()))
-        went_on = f" ({counts.recovered} went on under a new number)" if counts.recovered else ""
+        kinds = ", ".join(f"{kind}: {number:,}" for kind, number in sorted(counts.failures.items()))
+        went_on = f" ({counts.recovered:,} went on under a new number)" if counts.recovered else ""
         table.add_row("failures", Text(kinds + went_on, style="yellow"))
     speed = f", {now.images_per_s:,.0f} images/s" if now.images_per_s else ""
-    table.add_row("epochs", f"{now.epochs_done} of {now.epochs_total}{speed}")
+    table.add_row("epochs", f"{now.epochs_done:,} of {now.epochs_total:,}{speed}")
     if now.best:
         values = ", ".join(f"{name}={number_text(value)}" for name, value in now.best.params.items())
-        best = Text.assemble((number_text(now.best.value), "bold green"), f" in trial {now.best.number}: {values}")
+        value = f"{now.value_name} {number_text(now.best.value)}"
+        best = Text.assemble((value, "bold green"), f" in trial {now.best.number}: {values}")
         table.add_row("best", best)
     table.add_row("time left", "none" if now.finished else duration(now.time_left_s))
     return Group(table, Nodes(now.nodes)) if now.nodes else Group(table, Text("no node has started yet"))
@@ -81,16 +89,16 @@ class Nodes:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         most = max(len(line.report.workers) for line in self._lines)
         inline = most <= CELLS_IN_LINE or options.max_width >= WIDE
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-        for name in ("node", "element", "mode", "state"):
-            table.add_column(name, no_wrap=True)
-        for name in ("trials", "images/s", "job ends in"):
-            table.add_column(name, justify="right", no_wrap=True)
+        rows = [_cells_of(line) for line in self._lines]
         if inline:
-            table.add_column("workers", no_wrap=True)
+            rows = [{**row, "workers": _workers(line.report)} for row, line in zip(rows, self._lines, strict=True)]
+        names = [name for name in rows[0] if any(row[name] for row in rows)]  # without what no node knows
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+        for name in names:
+            table.add_column(name, justify="right" if name in _NUMBERS else "left", no_wrap=True)
+        for row in rows:
+            table.add_row(*(row[name] for name in names))
         yield Text()
-        for line in self._lines:
-            table.add_row(*_cells_of(line), *([_workers(line.report)] if inline else []))
         yield table
         if not inline:
             yield Text()
@@ -119,21 +127,24 @@ class Nodes:
         return notes
 
 
-def _cells_of(line: NodeLine) -> list[Text | str]:
+def _cells_of(line: NodeLine) -> dict[str, Text | str]:
     report = line.report
     silent = f" {duration(line.silent_s)}" if line.state == "silent" else ""
     rates = [w.images_per_s for w in report.workers if w.state == "running" and w.images_per_s]
-    ended = sum(worker.finished for worker in report.workers)
-    left = duration(report.time_left_s) if report.time_left_s is not None and line.state not in GONE else ""
-    return [
-        report.node,
-        report.element,
-        report.mode or "",
-        Text(line.state + silent, style=_STATE_STYLES.get(line.state, "yellow")),
-        str(ended),
-        f"{sum(rates):,.0f}" if rates and line.state not in GONE else "",
-        left,
-    ]
+    busy = report.pressure.get("cpu_busy")
+    now = {
+        "images/s": f"{sum(rates):,.0f}" if rates else "",
+        "CPU": f"{busy:.0%}" if busy is not None else "",
+        "job ends in": duration(report.time_left_s) if report.time_left_s is not None else "",
+    }
+    return {
+        "node": report.node,
+        "element": report.element,
+        "mode": report.mode or "",
+        "state": Text(line.state + silent, style=_STATE_STYLES.get(line.state, "yellow")),
+        "trials": f"{sum(worker.finished for worker in report.workers):,}",
+        **(dict.fromkeys(now, "") if line.state in GONE else now),
+    }
 
 
 def _workers(report: NodeReport) -> Text:

@@ -70,7 +70,7 @@ def make_night(folder: Path, *, nodes: int = 2, workers: int = 8, trials: int = 
         {"parameters": SPACE, "trials": trials, "epochs": 15, "pruner": {"name": "median"}, "fixed": {"hsv_h": 0.015}}
     )
     cluster = ClusterConfig(name="mi300x", cores_per_node=96)
-    file = StudyFile(name="experiment1", study=study, run=RunConfig(nodes=nodes), cluster=cluster)
+    file = StudyFile(name="experiment1", study=study, run=RunConfig(nodes=nodes), cluster=cluster, value_name="mAP")
     defaults = {"min_lr": 1e-4, "max_lr": 1e-2, "momentum": 0.937, "weight_decay": 5e-4, "box": 7.5, "cls": 0.5}
     write_study_file(paths, file.model_copy(update={"defaults": {**defaults, "batch_size": 32}}))
     journal = Journal()

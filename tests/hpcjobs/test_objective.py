@@ -20,6 +20,7 @@ def train(params, context):
 train.parameters = {"lr": {"type": "float", "min": 0.0, "max": 1.0, "default": 0.1}}
 train.needs_data = True
 train.environment = {"MY_SWITCH": 1}
+train.value_name = "loss"
 def free(params, context):
     return 0.0
 class Nested:
@@ -44,7 +45,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("project")
 def test_what_an_objective_declares_is_found_without_importing_it_here() -> None:
     known = {"lr": {"type": "float", "min": 0.0, "max": 1.0, "default": 0.1}}
-    assert inspect_objective("my_tuning:train") == Declaration(known, True, {"MY_SWITCH": "1"})
+    assert inspect_objective("my_tuning:train") == Declaration(known, True, {"MY_SWITCH": "1"}, value_name="loss")
     assert inspect_objective("my_tuning:free") == Declaration(None, needs_data=False)
     assert inspect_objective("my_tuning:Nested.train") == Declaration(None, needs_data=False)
     assert "my_tuning" not in sys.modules

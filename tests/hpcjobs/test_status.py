@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from optuna.trial import TrialState, create_trial
 from rich.console import Console
 
-from hpcjobs.budget import count
+from hpcjobs.budget import claim, count, finish, hand_back
+from hpcjobs.failures import Failure, FailureClass
 from hpcjobs.heartbeat import HeartbeatWatch, NodeReport, WorkerStatus, read_node, read_nodes
-from hpcjobs.progress import snapshot
+from hpcjobs.owners import Owner
+from hpcjobs.progress import Snapshot, StudyWatch
+from hpcjobs.recovery import recover
 from hpcjobs.status import main
 from hpcjobs.status_view import one_line, render
 from hpcjobs.text import duration
@@ -30,8 +34,8 @@ def status(*arguments: object) -> subprocess.CompletedProcess[str]:
 def test_a_running_study_is_shown_with_its_node_and_speed(studies: Any) -> None:
     study = studies.create("epochs", trials=4, epochs=60)
     studies.launch(study)
-    beats = HeartbeatWatch(study.paths)
-    now = studies.wait_for(lambda: (s := snapshot(study, beats)).images_per_s == 200.0 and s)
+    watch = StudyWatch(study)
+    now = studies.wait_for(lambda: (s := watch.look()).images_per_s == 200.0 and s)
     assert (now.counts.running, now.live_nodes, now.epochs_total) == (2, 1, 240)
     assert [worker.state for worker in now.nodes[0].report.workers] == ["running", "running"]
     text = status(study.paths.folder, "--once").stdout
@@ -64,10 +68,52 @@ def test_time_left_is_estimated_from_finished_trials(studies: Any) -> None:
     study = studies.create("epochs", trials=8, epochs=10)
     studies.launch(study)
     studies.wait_for(lambda: count(study).completed >= 2)
-    now = snapshot(study, HeartbeatWatch(study.paths))
+    now = StudyWatch(study).look()
     assert now.time_left_s is not None
     assert 0.3 < now.time_left_s < 20.0
     assert "left: " in one_line(now)
+
+
+def test_a_watch_that_looks_again_counts_as_one_that_looks_once(studies: Any) -> None:
+    """Also trials that go on under a new number, and one whose successor another program made after its end."""
+    study = studies.create("epochs", trials=6, epochs=4)
+    watched = StudyWatch(study)
+    owner = Owner.of_this_process(element="e", agent="a", worker=0, token="t")
+
+    def look() -> Snapshot:
+        now = watched.look()
+        assert (now, now.counts) == (StudyWatch(study).look(), count(study))
+        return now
+
+    def begin(epochs: int) -> int:
+        trial_id = claim(study, owner)
+        assert trial_id is not None
+        for epoch in range(1, epochs + 1):
+            study.storage.set_trial_intermediate_value(trial_id, epoch, float(epoch))
+        return trial_id
+
+    first, second, third, fourth = (begin(epochs) for epochs in (4, 2, 1, 3))
+    assert (look().epochs_done, look().share) == (10, 10 / 24)
+    finish(study, first, "t", TrialState.COMPLETE, value=4.0)
+    finish(study, second, "t", TrialState.PRUNED)
+    assert look().share == (4 + 4 + 1 + 3) / 24
+    recover(study, third, "t", Failure(FailureClass.WORKER, "killed"))
+    hand_back(study, fourth, "t")
+    assert (look().counts.recovered, look().epochs_done) == (1, 10)
+    failed = begin(0)
+    finish(study, failed, "t", TrialState.FAIL, failure=Failure(FailureClass.OBJECTIVE, "wrong"))
+    assert look().counts.failed == 1
+    history = {"retry_history": [study.trial(failed).number]}
+    study.storage.create_new_trial(study.study_id, create_trial(state=TrialState.WAITING, system_attrs=history))
+    assert (look().counts.failed, look().counts.recovered) == (0, 2)
+    assert look().best is not None
+
+
+def test_the_time_left_is_told_before_a_trial_has_ended(studies: Any) -> None:
+    study = studies.create("epochs", trials=4, epochs=5)
+    workers = [WorkerStatus(n, "t", 1, "x", state="running", epoch_s=seconds) for n, seconds in enumerate((8.0, 12.0))]
+    NodeReport("17_0", "a", "elsewhere", "n1", 1, "x", state="running", workers=workers).write(study.paths)
+    assert StudyWatch(study).look().time_left_s == 4 * 5 * 10.0 / 2
 
 
 def test_a_study_that_nobody_runs_does_not_keep_status_waiting(studies: Any) -> None:
@@ -80,7 +126,7 @@ def test_a_study_that_nobody_runs_does_not_keep_status_waiting(studies: Any) -> 
 def test_a_node_of_this_host_whose_process_has_ended_is_gone(studies: Any) -> None:
     study = studies.create("quadratic")
     NodeReport("17_0", "token", socket.gethostname(), "n1", 1, "before the flood", state="running").write(study.paths)
-    now = snapshot(study, HeartbeatWatch(study.paths))
+    now = StudyWatch(study).look()
     assert (now.nodes[0].state, now.live_nodes) == ("gone", 0)
 
 
@@ -161,9 +207,10 @@ def test_64_workers_of_a_node_are_one_unbroken_row_of_cells(width: int, own_line
     ]
     report = NodeReport("17_0", "a", "elsewhere", "nid001234", 1, "x", state="running", mode="cpx", workers=workers)
     report.time_left_s = 5400.0
+    report.pressure = {"cpu_busy": 0.934} if own_line else {}
     report.write(study.paths)
     console = Console(width=width, file=io.StringIO(), highlight=False)
-    console.print(render(snapshot(study, HeartbeatWatch(study.paths))))
+    console.print(render(StudyWatch(study).look()))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     (row,) = [line for line in lines if "#" * 60 + ".x+~" in line]
     assert row.startswith("nid001234") and ("cpx" in row) != own_line
@@ -171,5 +218,6 @@ def test_64_workers_of_a_node_are_one_unbroken_row_of_cells(width: int, own_line
     text = "\n".join(lines)
     assert "1 h 30 min" in text
     assert "600" in text
+    assert ("CPU" in text) == own_line
     assert "17_0 worker 61: no answer" in text
     assert "0 of 6 ended: 0 completed, 6 waiting" in text
