@@ -16,11 +16,12 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 # every page of commands is listed here: those of one row run in one folder, one after the other
 LOCAL_PAGES = ("first-study.md", "results.md")
-CLUSTER_PAGES = ("my-cluster.md", "administrator.md")
+CLUSTER_PAGES = ("my-cluster.md", "objective.md", "administrator.md")
+PAGES = (*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("*/README.md"))
 
 
 def commands_of(page: Path) -> list[str]:
-    """The lines of all blocks marked ``sh``. Blocks without a mark are not run: they need a network or another site."""
+    """The lines of all blocks marked ``sh``. Blocks without a mark need a network, another site or hours."""
     blocks = re.findall(r"^```sh\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     return [line for block in blocks for line in block.splitlines() if line.strip()]
 
@@ -52,9 +53,36 @@ def test_every_page_with_commands_is_run() -> None:
 
 
 def test_every_link_leads_somewhere() -> None:
-    for page in [*DOCS.glob("*.md"), ROOT / "README.md"]:
+    for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             assert "://" in target or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def told_options() -> dict[str, set[str]]:
+    """All programs that the pages call, also in passing, with the options that they give them."""
+    told: dict[str, set[str]] = {}
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        for program, rest in re.findall(r"python3? (?:-m )?([\w./]+)([^`\n#;|&)]*)", text):
+            if program.split(".")[0].split("/")[0] in ("hpcjobs", "autospeed_model", "hip_kernels", "benchmarks"):
+                told.setdefault(program, set()).update(re.findall(r"(?<!\S)\[?(--[a-z-]+)", rest))
+    return told
+
+
+def test_what_pages_call_in_passing_exists_with_its_options() -> None:
+    told = told_options()
+    assert {"hpcjobs.throughput", "benchmarks/journal.py", "autospeed_model.prepare"} <= told.keys()
+    wrong = []
+    for program, options in told.items():
+        path = ROOT / program if "/" in program else ROOT / f"{program.replace('.', '/')}.py"
+        if not path.exists() and not path.with_suffix("").joinpath("__main__.py").exists():
+            wrong.append(program)
+        elif options:
+            command = [str(path)] if "/" in program else ["-m", program]
+            done = subprocess.run([sys.executable, *command, "--help"], cwd=ROOT, capture_output=True, text=True)
+            known = set(re.findall(r"--[a-z-]+", done.stdout))
+            wrong += [f"{program} {option}" for option in options - known]
+    assert wrong == []
 
 
 def test_headings_of_the_troubleshooting_page_are_what_the_program_says() -> None:
@@ -74,15 +102,19 @@ def test_the_first_study_and_its_results_go_as_the_pages_say(project: Path) -> N
     assert {"best_params.yaml", "trials.csv", "summary.json", "report.html", "final.json"} <= names
 
 
-def test_the_example_of_an_own_objective_runs_and_its_trials_learn(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
+def write_example(folder: Path) -> None:
+    """The two files of the page on one's own objective."""
     page = (DOCS / "objective.md").read_text(encoding="utf-8")
     for language, name in (("python", "my_training.py"), ("yaml", "my_study.yaml")):
         (block,) = re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-        (tmp_path / name).write_text(block, encoding="utf-8")
-    command = ["-m", "hpcjobs.submit", "--study", "my_study.yaml", "--workers", "1", "--folder", "study"]
-    done = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
+        (folder / name).write_text(block, encoding="utf-8")
+
+
+def test_the_example_of_an_own_objective_runs_and_its_trials_learn(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    write_example(tmp_path)
+    command = next(line for line in commands_of(DOCS / "objective.md") if "--workers" in line)
+    run(f"{command} --folder study", tmp_path)
     trials = list(csv.DictReader((tmp_path / "study/results/trials.csv").open(encoding="utf-8")))
     assert [trial["state"] for trial in trials] == ["complete"] * 8
     rows = csv.DictReader((tmp_path / "study/results/curves.csv").open(encoding="utf-8"))

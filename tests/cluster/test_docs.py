@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.cluster.emulator import Cluster
-from tests.test_docs import CLUSTER_PAGES, DOCS, commands_of, run
+import pytest
 
-OBJECTIVE = """\
-def train(params, context):
-    context.report(1, params["x"])
-    return params["x"]
-"""
+from tests.cluster.emulator import Cluster
+from tests.test_docs import CLUSTER_PAGES, DOCS, commands_of, run, write_example
 
 
 def test_the_pages_for_clusters_go_as_they_say(cluster: Cluster, tmp_path: Path) -> None:
-    (tmp_path / "my_training.py").write_text(OBJECTIVE)
-    (tmp_path / "my_study.yaml").write_text(
-        "objective: my_training:train\nepochs: 1\nparameters: {x: {type: uniform, min: 0, max: 1}}\n"
-    )
+    pytest.importorskip("torch")
+    write_example(tmp_path)
     environment = {name: cluster.env[name] for name in ("SLURM_CONF", "ROCM_PATH")}
     for page in CLUSTER_PAGES:
         for command in commands_of(DOCS / page):

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from optuna.trial import TrialState
 
+from hpcjobs.paths import StudyPaths
+from hpcjobs.study import open_study
 from tests.cluster.emulator import Cluster
 
 OBJECTIVE = """\
@@ -39,8 +42,8 @@ class Project:
         return self.cluster.wait_for_job(job, 300)
 
     def trials_begun(self) -> int:
-        """Folders of trials: a worker makes one when it takes the trial."""
-        return len(list((self.study / "trials").glob("*")))
+        trials = open_study(StudyPaths(self.study)).trials()
+        return sum(trial.state != TrialState.WAITING for trial in trials)
 
     def node(self) -> Any:
         (path,) = (self.study / "nodes").glob("*.json")

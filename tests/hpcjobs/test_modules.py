@@ -16,7 +16,8 @@ from hpcjobs.site import look
 from hpcjobs.slurm import job_script
 
 LMOD = Path("/usr/share/lmod/lmod/init/bash")
-pytestmark = pytest.mark.skipif(not LMOD.exists(), reason="needs Debian's lmod")
+WITHOUT_LMOD = "needs Debian's lmod: sudo tests/cluster/install-packages.sh"
+pytestmark = pytest.mark.skipif(not LMOD.exists(), reason=WITHOUT_LMOD)
 
 
 @pytest.fixture

@@ -158,7 +158,7 @@ def test_without_matplotlib_the_extra_is_named(night: StudyPaths) -> None:
     assert "pip install 'hpcjobs[plots]'" in done.stderr
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium: sudo tests/cluster/install-packages.sh")
 def test_a_browser_shows_the_page_without_sideways_scrolling(page: str, night: StudyPaths, tmp_path: Path) -> None:
     """Rendered at the width of a laptop: the document is no wider than the window, and no picture is broken."""
     script = """<script>addEventListener('load', () => { const images = [...document.images];
