@@ -1,14 +1,16 @@
 """From a job's start to the last worker's first trial, on the emulated cluster: ``python -m benchmarks.cluster_start``.
 
-Workers begin a trial and keep it. Seconds depend on what else the machine does; CPU seconds by kind of process hardly
-do.
+Workers begin a trial and keep it. Seconds depend on what else the machine does; CPU seconds by kind of process do less,
+those of a worker until its first trial least of all.
 Needs root and the packages of tests/cluster/install-packages.sh.
 """
 
 from __future__ import annotations
 
 import argparse
+import compileall
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -22,6 +24,7 @@ from tests.cluster.emulator import Cluster
 OBJECTIVE = """\
 import time
 def train(params, context):
+    (context.folder / "cpu_s").write_text(str(time.process_time()))
     while not context.stop_requested:
         time.sleep(1)
     context.hand_back()
@@ -55,6 +58,8 @@ def main() -> int:
     parser.add_argument("--limit-s", type=float, default=400, help="give up after so long (default: %(default)s)")
     options = parser.parse_args()
     workers = 64 * options.nodes
+    # as installing does it; an editable installation may have been kept from it
+    compileall.compile_dir(Path(__file__).parents[1] / "hpcjobs", quiet=1)
     with tempfile.TemporaryDirectory() as temporary, Cluster(Path(temporary) / "cluster", options.nodes) as cluster:
         project = Path(temporary)
         (project / "light_objective.py").write_text(OBJECTIVE)
@@ -63,11 +68,12 @@ def main() -> int:
         given = ["--nodes", str(options.nodes), "--trials", str(workers + 50), "--folder", "study"]
         cluster.run(sys.executable, *submit, *given, cwd=project)
         begun = _wait(lambda: any((project / "study/logs").glob("*/node.log")), options.limit_s)
-        asking = _wait(lambda: sum(1 for _ in (project / "study/trials").glob("*")) >= workers, options.limit_s)
+        begins = project / "study/trials"
+        asking = _wait(lambda: sum(1 for _ in begins.glob("*/cpu_s")) >= workers, options.limit_s)
+        first = statistics.median(float(path.read_text() or "nan") for path in begins.glob("*/cpu_s"))
         used = cpu_seconds(cluster.at.folder)
-        print(
-            f"{workers} workers asked {asking - begun:.1f} s after the first agent began; load {os.getloadavg()[0]:.1f}"
-        )
+        print(f"{workers} workers asked {asking - begun:.1f} s after the first agent began, ", end="")
+        print(f"each after {first:.2f} CPU seconds (median); load {os.getloadavg()[0]:.1f}")
         for name, (count, seconds) in sorted(used.items(), key=lambda item: -item[1][1]):
             print(f"  {count:4} x {name:14} {seconds:7.1f} CPU seconds")
         print(f"  {sum(seconds for _, seconds in used.values()):.0f} CPU seconds in all")
