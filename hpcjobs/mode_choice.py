@@ -59,11 +59,14 @@ def need_of(study: StudyConfig, nodes: int, defaults: Mapping[str, Any], memory:
 
     Args:
         defaults: the objective's, for what the study neither searches nor fixes.
-        memory: what the objective declares: ``device_fixed_gb``, ``device_gb_per_image``, ``host_gb``.
+        memory: what the objective declares: ``device_fixed_gb``, ``device_gb_per_image``, ``host_gb``, and for which
+            ``settings``; in a study that has or searches others the need is not known.
     """
     values = {**defaults, **study.fixed}
     batches = _values_of(study, BATCH_SIZE, values)
     memory = memory or {}
+    if any(values.get(name) != value for name, value in memory.get("settings", {}).items()):
+        memory = {}
     device = None
     if batches and "device_gb_per_image" in memory:
         device = memory.get("device_fixed_gb", 0.0) + memory["device_gb_per_image"] * max(batches)

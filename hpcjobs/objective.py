@@ -6,7 +6,8 @@
 - ``needs_data``: true if it cannot do without ``--data``;
 - ``environment``: variables that it sets itself unless they are set, for people to read in ``submit --dry-run``;
 - ``value_name``: what its value is, for people to read: ``"mAP"``;
-- ``memory``: what a training needs, ``{"device_fixed_gb", "device_gb_per_image", "host_gb"}``, all optional;
+- ``memory``: what a training needs, ``{"device_fixed_gb", "device_gb_per_image", "host_gb"}``, all optional; with
+  ``settings``, only for these values of parameters, such as ``{"size": "n"}``;
 - ``final``: the function, ``module:function``, that trains with found parameters on all data and tests once
   (``hpcjobs.final``);
 - ``imports``: modules that it imports when it runs, for a worker to import before its first trial.
@@ -38,7 +39,7 @@ class Declaration:
     parameters: Mapping[str, Mapping[str, Any]] | None
     needs_data: bool
     environment: Mapping[str, str] = field(default_factory=dict)
-    memory: Mapping[str, float] | None = None
+    memory: Mapping[str, Any] | None = None
     final: str | None = None
     value_name: str | None = None
 

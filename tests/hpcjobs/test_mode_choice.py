@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from autospeed_model.objective import train_trial
 from hpcjobs.config import Categorical, ClusterConfig, ModeSelection, StudyConfig, Uniform
 from hpcjobs.mode_choice import Need, choose, does_not_fit, need_of
 from tests.hpcjobs.published import published_table
@@ -140,7 +141,26 @@ def test_the_need_of_a_study_is_read_off_its_space_its_fixed_values_and_the_defa
     plain = need_of(StudyConfig(parameters=space), 2, defaults, memory)
     assert (plain.batch_sizes, plain.precision, plain.host_memory_gb) == ((32,), "auto", 2.0)
     assert plain.memory_gb == pytest.approx(4.2)
+    of_size_n = {**memory, "settings": {"size": "n"}}
+    assert need_of(StudyConfig(parameters=space), 2, defaults, of_size_n).memory_gb == plain.memory_gb
+    for other in ({**defaults, "size": "m"}, {"batch_size": 32}):
+        unknown = need_of(StudyConfig(parameters=space), 2, other, of_size_n)
+        assert (unknown.memory_gb, unknown.host_memory_gb) == (None, None)
     fixed = need_of(StudyConfig(parameters=space, fixed={"batch_size": 8, "precision": "fp32"}), 1, defaults, None)
     assert (fixed.batch_sizes, fixed.precision, fixed.memory_gb) == ((8,), "fp32", None)
     searched = {**space, "batch_size": Categorical(type="categorical", values=(16, 64, 32))}
     assert need_of(StudyConfig(parameters=searched), 1, defaults, memory).batch_sizes == (16, 32, 64)
+
+
+def test_what_the_detector_needs_is_known_for_the_size_that_was_measured() -> None:
+    memory = train_trial.memory
+    space = {"momentum": Uniform(type="uniform", min=0.8, max=0.99)}
+    defaults = {name: declared["default"] for name, declared in train_trial.parameters.items()}
+    found = need_of(StudyConfig(parameters=space, trials=200), 1, defaults, memory)
+    assert found.batch_sizes == (32,)
+    assert found.memory_gb == pytest.approx(5.9)
+    assert choose(found, site(), None).setup.mode == "cpx"
+    large = need_of(StudyConfig(parameters=space, trials=200, fixed={"batch_size": 256}), 1, defaults, memory)
+    assert choose(large, site(), None).setup.mode == "qpx"
+    other = need_of(StudyConfig(parameters=space, fixed={"size": "m"}), 1, defaults, memory)
+    assert other.memory_gb is None
