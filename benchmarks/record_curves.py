@@ -49,8 +49,11 @@ def draw(space: dict[str, dict[str, Any]], count: int, seed: int) -> list[dict[s
     return settings
 
 
-def train(data: Path, settings: dict[str, float], fixed: dict[str, Any], passes: int, device: str) -> Row:
-    """One training with ``settings``, and ``fixed`` for what is not among them; the row says how far it came."""
+def train(
+    data: Path, settings: dict[str, float], fixed: dict[str, Any], passes: int, device: str, weights: Path | None = None
+) -> Row:
+    """One training with ``settings``, and ``fixed`` for what is not among them; the row says how far it came. It begins
+    with new weights, or those of a file."""
     from autospeed_model.errors import DivergedError
     from autospeed_model.hyperparameters import from_flat_mapping
     from autospeed_model.packed import PackedDataset
@@ -71,7 +74,10 @@ def train(data: Path, settings: dict[str, float], fixed: dict[str, Any], passes:
     splits = dataset.split("train"), dataset.split("tune_val")
     failure = None
     try:
-        Trainer(*splits, parameters, options, Runtime.of(runtime, device)).fit(Recorder())
+        trainer = Trainer(*splits, parameters, options, Runtime.of(runtime, device))
+        if weights is not None:
+            trainer.start_from(weights)
+        trainer.fit(Recorder())
     except DivergedError as error:
         failure = str(error)
     return {"params": settings, "map": maps, "pass_s": sorted(seconds)[len(seconds) // 2] if seconds else None} | (
@@ -88,7 +94,7 @@ def _process(given: argparse.Namespace, settings: list[dict[str, float]], counte
             return
         if number in given.recorded:
             continue
-        row = train(given.data, settings[number], given.fixed, given.passes, given.device)
+        row = train(given.data, settings[number], given.fixed, given.passes, given.device, given.weights)
         with lock, given.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"number": number, **row}) + "\n")
 
@@ -99,6 +105,7 @@ def main() -> None:
     parser.add_argument("--study", type=Path, default=Path("configs/studies/experiment1.yaml"))
     parser.add_argument("--count", type=int, default=200, help="trainings, the defaults' among them")
     parser.add_argument("--passes", type=int, default=30, help="passes over the data of each training")
+    parser.add_argument("--weights", type=Path, help="begin each training with these weights (best.pt, last.pt)")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no training after so long")
     parser.add_argument("--device", default="cpu")
@@ -108,6 +115,7 @@ def main() -> None:
     given.deadline = time.time() + given.seconds
     given.fixed = dict(setting.split("=", 1) for setting in given.set)
     lines = given.out.read_text(encoding="utf-8").splitlines() if given.out.exists() else []
+    given.out.parent.mkdir(parents=True, exist_ok=True)
     given.recorded = {json.loads(line)["number"] for line in lines}
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     space = yaml.safe_load(given.study.read_text(encoding="utf-8"))

@@ -1,13 +1,14 @@
 """How many epochs and hours two ways of searching need to the same best value, by replaying learning curves.
 
-The published way: TPE with its defaults, nothing pruned, 100 trials of 5 epochs. Ours: the defaults first, multivariate
-TPE with constant liar, asynchronous halving. A replay asks the samplers and pruners of a study, with so many simulated
-workers, and answers with curves instead of trainings: a trial gets the curve of the recorded training whose parameters
-are nearest to its own. Both ways see the same curves; the target of each seed is what the published way had found at
-its end.
+The published way: Optuna's TPE as it was then, nothing pruned, 100 trials of 5 epochs. Ours: the defaults first, TPE
+that learns from running trials, asynchronous halving (:data:`OURS`). A replay asks the samplers and pruners of a study,
+with so many simulated workers, and answers with curves instead of trainings. Both ways see the same curves. The target
+of each seed is what the published way had found at its end; what counts for ours are all epochs that its workers had
+trained, those of pruned and running trials too, when a trial came to its end with that value.
 
-``--curves`` names what benchmarks/record_curves.py wrote. Without it curves are made up (saturating, noisy, with a
-cliff where training diverges): that shows how the two ways differ, and is no statement about AutoSpeed.
+``--curves`` names what benchmarks/record_curves.py wrote: a trial gets the curve of the recorded training whose
+parameters are nearest to its own. Without it curves are made up (saturating, noisy, with a cliff where training
+diverges; for each seed others): that shows how the two ways differ, and is no statement about AutoSpeed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import json
 import math
 import statistics
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,13 +36,12 @@ from hpcjobs.sampling import make_pruner, make_sampler, suggest
 
 EPOCHS = 5
 BUDGET = 500  # epochs: the published study's 100 trials of 5
-LONGEST = 3 * BUDGET
 WORKERS = (8, 63, 256)
 DEFAULTS = {"min_lr": 1e-4, "max_lr": 1e-2, "momentum": 0.937, "weight_decay": 5e-4, "box": 7.5, "cls": 0.5, "dfl": 1.5}
-PUBLISHED = {"sampler": {"name": "tpe"}, "pruner": {"name": "none"}}
+PUBLISHED = {"trials": 100, "pruner": {"name": "none"}}
 OURS = {
-    "sampler": {"name": "tpe", "options": {"constant_liar": True, "multivariate": True}},
-    "pruner": {"name": "asha", "options": {"min_resource": 1, "reduction_factor": 3}},
+    "trials": 110,
+    "pruner": {"name": "asha", "options": {"reduction_factor": 2, "first_reduction_factor": 8}},
 }
 Curve = Callable[[dict[str, Any], np.random.Generator], tuple[list[float], float]]
 
@@ -52,20 +52,18 @@ class Recorded:
     def __init__(self, path: Path, space: dict[str, dict[str, Any]]) -> None:
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         self._space = space
-        self._rows = [row for row in rows if row["map"]]
-        passes = max(len(row["map"]) for row in self._rows)
-        self._passes_per_epoch = passes // EPOCHS
-        self._points = np.array([self._unit({**DEFAULTS, **row["params"]}) for row in self._rows])
-        self.what = f"{len(self._rows)} recorded trainings, an epoch being {self._passes_per_epoch} passes"
+        self._rows = [row["map"] for row in rows]
+        self._passes_per_epoch = max(len(values) for values in self._rows) // EPOCHS
+        # the parameters do not change how long a pass takes; what the machine did beside it would
+        pass_s = statistics.median(row["pass_s"] for row in rows if row["map"])
+        self._epoch_s = self._passes_per_epoch * pass_s
+        self._points = np.array([unit({**DEFAULTS, **row["params"]}, space) for row in rows])
+        self.what = f"{len(rows)} recorded trainings, an epoch being {self._passes_per_epoch} passes"
 
     def __call__(self, params: dict[str, Any], rng: np.random.Generator) -> tuple[list[float], float]:
         """The value after each epoch, short where the training diverged, and the seconds of an epoch."""
-        row = self._rows[int(np.argmin(((self._points - self._unit(params)) ** 2).sum(axis=1)))]
-        values = row["map"][self._passes_per_epoch - 1 :: self._passes_per_epoch][:EPOCHS]
-        return values, self._passes_per_epoch * row["pass_s"]
-
-    def _unit(self, params: dict[str, Any]) -> np.ndarray:
-        return unit(params, self._space)
+        nearest = int(np.argmin(((self._points - unit(params, self._space)) ** 2).sum(axis=1)))
+        return self._rows[nearest][self._passes_per_epoch - 1 :: self._passes_per_epoch][:EPOCHS], self._epoch_s
 
 
 def unit(params: dict[str, Any], space: dict[str, dict[str, Any]]) -> np.ndarray:
@@ -80,35 +78,53 @@ def unit(params: dict[str, Any], space: dict[str, dict[str, Any]]) -> np.ndarray
 
 
 class MadeUp:
-    """Curves that saturate, whose height and speed depend on the parameters, with noise in every epoch."""
+    """Curves that saturate. Where the best parameters lie, how much each one matters and how it changes the speed of
+    learning follow from the seed; every trial and every epoch has noise."""
 
-    what = "made-up curves"
-
-    def __init__(self, space: dict[str, dict[str, Any]]) -> None:
+    def __init__(self, space: dict[str, dict[str, Any]], seed: int) -> None:
+        rng = np.random.default_rng(1000 + seed)
         self._space = space
+        self._weights = 7.2 * rng.dirichlet(np.full(len(space), 0.5))
+        self._best = rng.uniform(0.2, 0.8, len(space))
+        self._speeds = 0.35 * rng.normal(size=len(space))
 
     def __call__(self, params: dict[str, Any], rng: np.random.Generator) -> tuple[list[float], float]:
-        at = unit(params, self._space)
-        names = list(self._space)
-        rate, momentum = at[names.index("max_lr")], at[names.index("momentum")]
-        weights = np.array([0.02, 0.35, 0.12, 0.08, 0.04, 0.2, 0.06])[: len(at)]
-        centre = np.array([0.6, 0.55, 0.7, 0.6, 0.5, 0.2, 0.5])[: len(at)]
-        height = 0.6 - float((weights * (at - centre) ** 2).sum())
-        speed = 0.5 + 0.9 * rate
-        if rate + 0.6 * momentum > 1.45:
+        at = dict(zip(self._space, unit(params, self._space), strict=True))
+        if at["max_lr"] + 0.6 * at["momentum"] > 1.45:
             return [], 20.0
-        noise = 0.008 * rng.normal(size=EPOCHS)
-        values = [height * (1 - math.exp(-speed * epoch)) + noise[epoch - 1] for epoch in range(1, EPOCHS + 1)]
-        return values, 20.0
+        place = np.array(list(at.values()))
+        epochs = np.arange(1, EPOCHS + 1)
+        speed = 0.6 * math.exp(float(self._speeds @ (place - 0.5)))
+        rise = (1 - np.exp(-speed * epochs)) / (1 - math.exp(-speed * EPOCHS)) * (1 - np.exp(-0.9 * epochs))
+        height = 0.6 * math.exp(-float((self._weights * (place - self._best) ** 2).sum()))
+        return list(height * rise + 0.01 * rng.normal() + 0.008 * rng.normal(size=EPOCHS)), 20.0
 
 
 @dataclass(frozen=True)
-class Progress:
-    """The best value so far: after so many epochs of all trials together, and so many seconds."""
+class Moment:
+    """A trial came to its end with ``value``: after so many epochs of all trials, and so many seconds."""
 
     epochs: float
     seconds: float
     value: float
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a study found, and what it had spent when its last trial ended."""
+
+    found: list[Moment]
+    epochs: int
+    seconds: float
+    duplicates: int
+
+    @property
+    def best(self) -> float:
+        return max((moment.value for moment in self.found), default=-math.inf)
+
+    def reached(self, target: float) -> Moment:
+        """When the first trial ended with the target; never, if none did."""
+        return next((m for m in self.found if m.value >= target), Moment(math.inf, math.inf, target))
 
 
 @dataclass
@@ -116,20 +132,19 @@ class Running:
     """A trial that a simulated worker is at."""
 
     trial: optuna.Trial
+    params: dict[str, Any]
     values: list[float]
     epoch_s: float
     epoch: int = 0
 
-    def goes_on(self, study: optuna.Study, found: list[Progress], epochs: int, now: float) -> bool:
+    def goes_on(self, study: optuna.Study) -> bool:
         """Report the epoch that has just ended; ends the trial if it was the last, or it diverged or is pruned."""
         if self.epoch > len(self.values):
             study.tell(self.trial, state=TrialState.FAIL)
             return False
-        value = self.values[self.epoch - 1]
-        self.trial.report(value, self.epoch)
+        self.trial.report(self.values[self.epoch - 1], self.epoch)
         if self.epoch == EPOCHS:
-            study.tell(self.trial, value)
-            found.append(Progress(epochs, now, max(value, found[-1].value) if found else value))
+            study.tell(self.trial, self.values[-1])
             return False
         if self.trial.should_prune():
             study.tell(self.trial, state=TrialState.PRUNED)
@@ -137,72 +152,91 @@ class Running:
         return True
 
 
+def published_sampler(config: StudyConfig, number: int) -> optuna.samplers.BaseSampler:
+    """TPE with the defaults of Optuna 4: each parameter for itself, no constant liar."""
+    seed = int(np.random.SeedSequence([config.seed or 0, number]).generate_state(1)[0])
+    return optuna.samplers.TPESampler(seed=seed, multivariate=False, constant_liar=False)
+
+
 def replay(
-    way: dict[str, Any], curve: Curve, space: dict[str, Any], workers: int, seed: int, target: float | None = None
-) -> list[Progress]:
-    """One study with simulated workers. The published way runs its 100 trials; with a ``target`` the study begins with
-    the defaults and goes on until a trial reaches it, at most for :data:`LONGEST` epochs."""
+    way: dict[str, Any],
+    curve: Curve,
+    space: dict[str, Any],
+    workers: int,
+    seed: int,
+    sampler: Callable[[StudyConfig, int], optuna.samplers.BaseSampler] = make_sampler,
+    starts: Sequence[dict[str, float]] = (),
+) -> Replay:
+    """One study with simulated workers, from its first trial to the end of its last; the first take ``starts``."""
     config = StudyConfig.model_validate({**way, "parameters": space, "epochs": EPOCHS, "seed": seed})
     rng = np.random.default_rng(seed)
     study = optuna.create_study(direction="maximize", pruner=make_pruner(config))
-    if target is not None:
-        study.enqueue_trial(DEFAULTS)
-    found: list[Progress] = []
+    for values in starts:
+        study.enqueue_trial(values)
+    found: list[Moment] = []
+    begun = epochs = duplicates = 0
+    now = 0.0
     # a little apart at the start: real workers never begin at the same moment
     events: list[tuple[float, int, Running | None]] = [(float(rng.random()), worker, None) for worker in range(workers)]
     heapq.heapify(events)
-    epochs = 0
     while events:
         now, worker, running = heapq.heappop(events)
         if running is not None:
             epochs += 1
             running.epoch += 1
-            if not running.goes_on(study, found, epochs, now):
+            if not running.goes_on(study):
+                if running.epoch == EPOCHS == len(running.values):
+                    found.append(Moment(epochs, now, running.values[-1]))
                 running = None
-        if target is not None and ((found and found[-1].value >= target) or epochs >= LONGEST):
-            break
         if running is None:
-            if target is None and len(study.trials) >= BUDGET // EPOCHS:
+            if begun == config.trials:
                 continue
-            study.sampler = make_sampler(config, len(study.trials))
+            study.sampler = sampler(config, begun)
+            begun += 1
             trial = study.ask()
-            running = Running(trial, *curve(suggest(trial, config), rng))
+            params = suggest(trial, config)
+            duplicates += any(other is not None and other.params == params for _, _, other in events)
+            running = Running(trial, params, *curve(params, rng))
         heapq.heappush(events, (now + running.epoch_s * (0.9 + 0.2 * float(rng.random())), worker, running))
-    return found
+    return Replay(found, epochs, now, duplicates)
 
 
-def reached(progress: list[Progress], target: float) -> Progress:
-    """The moment at which the target was reached; never, if it was not."""
-    if progress and progress[-1].value >= target:
-        return progress[-1]
-    return Progress(math.inf, math.inf, target)
+def both_ways(curve: Curve, space: dict[str, Any], workers: int, seed: int) -> tuple[Replay, Replay]:
+    starts = [{name: DEFAULTS[name] for name in space}]
+    return (
+        replay(PUBLISHED, curve, space, workers, seed, published_sampler),
+        replay(OURS, curve, space, workers, seed, starts=starts),
+    )
 
 
-def compare(curve: Curve, space: dict[str, Any], numbers: list[int], seeds: int, console: Console) -> dict[str, Any]:
+def compare(
+    curves: Callable[[int], Curve], space: dict[str, Any], numbers: list[int], seeds: int, console: Console, what: str
+) -> dict[str, Any]:
     """Replay both ways for every number of workers and seed; print and return the medians."""
-    table = Table(title=f"{getattr(curve, 'what', '')}; medians of {seeds} seeds")
-    for name in ("workers", "epochs: published", "ours", "fewer", "hours: published", "ours", "fewer", "reached"):
+    table = Table(title=f"{what}; medians of {seeds} seeds")
+    for name in ("workers", "epochs: published", "ours", "fewer", "hours: published", "ours", "fewer", "reached by"):
         table.add_column(name, justify="right")
+    table.add_column("all of ours: epochs", justify="right")
     results: dict[str, Any] = {}
     for workers in numbers:
-        published_s, ours = [], []
-        for seed in range(seeds):
-            theirs = replay(PUBLISHED, curve, space, workers, seed)
-            published_s.append(theirs[-1].seconds)
-            ours.append(reached(replay(OURS, curve, space, workers, seed, theirs[-1].value), theirs[-1].value))
-        hours = statistics.median(published_s) / 3600
-        our_epochs = statistics.median(step.epochs for step in ours)
-        our_hours = statistics.median(step.seconds for step in ours) / 3600
-        hits = sum(step.epochs < math.inf for step in ours)
+        pairs = [both_ways(curves(seed), space, workers, seed) for seed in range(seeds)]
+        moments = [ours.reached(theirs.best) for theirs, ours in pairs]
+        hours = statistics.median(theirs.seconds for theirs, _ in pairs) / 3600
+        our_epochs = statistics.median(moment.epochs for moment in moments)
+        our_hours = statistics.median(moment.seconds for moment in moments) / 3600
+        our_total = statistics.median(ours.epochs for _, ours in pairs)
+        hits = sum(moment.epochs < math.inf for moment in moments)
         results[str(workers)] = {
             "published_epochs": BUDGET, "published_hours": hours, "our_epochs": our_epochs, "our_hours": our_hours,
-            "reached": hits, "seeds": seeds,
+            "reached": hits, "seeds": seeds, "our_total_epochs": our_total,
+            "duplicates": sum(ours.duplicates for _, ours in pairs),
         }  # fmt: skip
         table.add_row(
             str(workers), str(BUDGET), f"{our_epochs:g}", f"{BUDGET / our_epochs:.1f}x", f"{hours:.3f}",
-            f"{our_hours:.3f}", f"{hours / our_hours:.1f}x", f"{hits} of {seeds}",
+            f"{our_hours:.3f}", f"{hours / our_hours:.1f}x", f"{hits} of {seeds}", f"{our_total:g}",
         )  # fmt: skip
     console.print(table)
+    console.print(f"duplicates among running trials of ours: {sum(row['duplicates'] for row in results.values())}")
     return results
 
 
@@ -221,8 +255,14 @@ def main() -> None:
     space = yaml.safe_load(given.study.read_text(encoding="utf-8"))
     for entry in space.values():
         entry.update({key: float(entry[key]) for key in ("min", "max")})
-    curve: Curve = Recorded(given.curves, space) if given.curves else MadeUp(space)
-    results = compare(curve, space, given.workers, given.seeds, Console(width=110))
+    console = Console(width=130)
+    if given.curves:
+        recorded = Recorded(given.curves, space)
+        results = compare(lambda seed: recorded, space, given.workers, given.seeds, console, recorded.what)
+    else:
+        results = compare(
+            lambda seed: MadeUp(space, seed), space, given.workers, given.seeds, console, "made-up curves"
+        )
     if given.json:
         given.json.write_text(json.dumps({"curves": str(given.curves or "made up"), **results}, indent=1) + "\n")
 

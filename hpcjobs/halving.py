@@ -1,8 +1,13 @@
 """Asynchronous successive halving with rungs in epochs, for workers that never wait for each other.
 
-ASHA (Li et al. 2020) in its stopping form: at an epoch that is a rung, a trial goes on if it is among the best
-``1/reduction_factor`` of all that have reached that rung. Nothing is promoted later, so a trial's schedule always runs
-over all its epochs, and no checkpoint of a stopped trial is kept for a return.
+ASHA (Li et al. 2020) in its stopping form: at an epoch that is a rung, a trial goes on if it is among the best that
+have reached that rung. Nothing is promoted later, so a trial's schedule always runs over all its epochs, and no
+checkpoint of a stopped trial is kept for a return.
+
+How many are the best is a share of all trials that have come to the first rung, not of those at the same rung. The
+sampler learns, so that late trials are better than early ones and most of them would pass a rung where they are
+compared with the early ones; the share then holds back those that follow. The best so far goes on always: however few
+they are, one trial of a study comes to its end.
 
 Optuna's own pruner keeps a note in each trial that reached a rung. Here the decision is read off the reports
 themselves, so that it is the same before and after a trial is handed back, and a trial that goes on under a new number
@@ -33,41 +38,47 @@ def rungs_of(epochs: int, min_resource: int, reduction_factor: int) -> tuple[int
 
 
 class HalvingPruner(BasePruner):
-    """See the module. Names of options are those of Optuna's ``SuccessiveHalvingPruner``."""
+    """See the module. Names of options are those of Optuna's ``SuccessiveHalvingPruner``, and one more.
 
-    def __init__(self, epochs: int, min_resource: int = 1, reduction_factor: int = 3) -> None:
+    ``first_reduction_factor`` is that of the first rung, at which most is saved; by default it is as the others.
+    """
+
+    def __init__(
+        self, epochs: int, min_resource: int = 1, reduction_factor: int = 3, first_reduction_factor: int | None = None
+    ) -> None:
         """:raises ValueError: for a first rung below 1, or a factor below 2."""
+        first = reduction_factor if first_reduction_factor is None else first_reduction_factor
         if not isinstance(min_resource, int) or min_resource < 1:
             raise ValueError(f"min_resource is {min_resource!r}; allowed: a whole number of epochs of at least 1")
-        if not isinstance(reduction_factor, int) or reduction_factor < 2:
-            raise ValueError(f"reduction_factor is {reduction_factor!r}; allowed: a whole number of at least 2")
-        self.reduction_factor = reduction_factor
-        self.rungs = rungs_of(epochs, min_resource, reduction_factor)
+        for name, factor in (("reduction_factor", reduction_factor), ("first_reduction_factor", first)):
+            if not isinstance(factor, int) or factor < 2:
+                raise ValueError(f"{name} is {factor!r}; allowed: a whole number of at least 2")
+        rungs = rungs_of(epochs, min_resource, reduction_factor)
+        self.shares: dict[int, int] = {rung: first * reduction_factor**place for place, rung in enumerate(rungs)}
 
     def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
         """Whether ``trial``, which has just reported, ends here."""
         step = trial.last_step
-        if step not in self.rungs:
+        if step not in self.shares:
             return False
-        trials = study.get_trials(deepcopy=False)
         own = trial.intermediate_values[step]
-        others = self._values_at(step, trials, trial)
-        kept = (len(others) + 1) // self.reduction_factor
-        if kept == 0:  # too few to judge by
-            return False
+        others = self._reports_of_others(study.get_trials(deepcopy=False), trial)
+        started = 1 + sum(max(reports) >= min(self.shares) for reports in others)
+        kept = max(1, started // self.shares[step])
+        at_rung = [reports[step] for reports in others if step in reports]
         if study.direction == StudyDirection.MAXIMIZE:
-            better = sum(value > own for value in others)
+            better = sum(value > own for value in at_rung)
         else:
-            better = sum(value < own for value in others)
+            better = sum(value < own for value in at_rung)
         return better >= kept
 
     @staticmethod
-    def _values_at(rung: int, trials: list[FrozenTrial], own: FrozenTrial) -> list[float]:
-        """What the other trials reported at the rung; of a trial and those it continues only the last counts."""
+    def _reports_of_others(trials: list[FrozenTrial], own: FrozenTrial) -> list[dict[int, float]]:
+        """What the other trials reported, by epoch; of a trial and those that it continues only the last counts."""
         from hpcjobs.budget import HISTORY
 
         left_out = {own.number}
         for trial in [*trials, own]:
             left_out.update(trial.system_attrs.get(HISTORY) or ())
-        values = (trial.intermediate_values.get(rung) for trial in trials if trial.number not in left_out)
-        return [value for value in values if value is not None]
+        reports = (trial.intermediate_values for trial in trials if trial.number not in left_out)
+        return [values for values in reports if values]

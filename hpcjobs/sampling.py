@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hpcjobs.config import Choice, NamedWithOptions, Parameter, StudyConfig
 
 SAMPLERS = {
-    "tpe": "TPESampler",
+    "tpe": "ReportsTPESampler",  # our own: see hpcjobs.tpe
     "random": "RandomSampler",
     "qmc": "QMCSampler",
     "cmaes": "CmaEsSampler",
@@ -64,11 +64,14 @@ def make_sampler(config: StudyConfig, trial_number: int | None = None) -> optuna
     import numpy as np
     import optuna
 
+    from hpcjobs import tpe
+
     seed = None
     if config.seed is not None:
         seed = int(np.random.SeedSequence([config.seed, trial_number or 0]).generate_state(1)[0])
     class_name = _class_name("sampler", config.sampler, SAMPLERS)
-    sampler: optuna.samplers.BaseSampler = _build("sampler", config.sampler, optuna.samplers, class_name, seed=seed)
+    module: ModuleType = tpe if class_name == "ReportsTPESampler" else optuna.samplers
+    sampler: optuna.samplers.BaseSampler = _build("sampler", config.sampler, module, class_name, seed=seed)
     return sampler
 
 

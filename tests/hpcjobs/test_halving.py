@@ -20,23 +20,22 @@ from hpcjobs.sampling import make_pruner, make_sampler, suggest
 ASHA = NamedWithOptions(name="asha")
 
 
-def study_with(values: list[float], rung: int, direction: str = "maximize") -> optuna.Study:
-    """A study whose trials reported ``values`` at ``rung``, each at its own later state."""
+def study_with(curves: list[list[float]], direction: str = "maximize") -> optuna.Study:
+    """A study whose trials reported these values from epoch 1 on, each at its own later state."""
     study = optuna.create_study(direction=direction)
-    for number, value in enumerate(values):
+    for number, curve in enumerate(curves):
         state = [TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING][number % 3]
-        study.add_trial(
-            create_trial(
-                state=state, value=value if state != TrialState.RUNNING else None, intermediate_values={rung: value}
-            )
-        )
+        value = curve[-1] if state != TrialState.RUNNING else None
+        study.add_trial(create_trial(state=state, value=value, intermediate_values=dict(enumerate(curve, start=1))))
     return study
 
 
-def goes_on(study: optuna.Study, value: float, step: int = 3, epochs: int = 15) -> bool:
+def goes_on(study: optuna.Study, values: list[float], epochs: int = 9, **options: int) -> bool:
+    """Whether a trial goes on that has reported these values from epoch 1 on."""
     trial = study.ask()
-    trial.report(value, step)
-    return not HalvingPruner(epochs).prune(study, study.trials[trial.number])
+    for epoch, value in enumerate(values, start=1):
+        trial.report(value, epoch)
+    return not HalvingPruner(epochs, **options).prune(study, study.trials[trial.number])
 
 
 @pytest.mark.parametrize(
@@ -48,17 +47,43 @@ def test_rungs_are_epochs_before_the_last_one(epochs: int, first: int, factor: i
 
 
 def test_the_best_third_goes_on_whatever_the_others_do_now() -> None:
-    values = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
-    assert [goes_on(study_with(values, 3), value) for value in (0.55, 0.65, 0.75, 0.9)] == [False, True, True, True]
-    assert [goes_on(study_with(values, 3, "minimize"), value) for value in (0.05, 0.15, 0.25, 0.45)] == [
+    values = [[0.1], [0.2], [0.3], [0.4], [0.5], [0.6], [0.7], [0.8]]
+    assert [goes_on(study_with(values), [value]) for value in (0.55, 0.65, 0.75, 0.9)] == [False, True, True, True]
+    assert [goes_on(study_with(values, "minimize"), [value]) for value in (0.05, 0.15, 0.25, 0.45)] == [
         True, True, True, False,
     ]  # fmt: skip
 
 
-def test_between_rungs_and_among_too_few_nobody_is_stopped() -> None:
-    assert goes_on(study_with([0.5] * 9, 3), 0.1, step=2)
-    assert goes_on(study_with([0.5], 3), 0.1)
-    assert not goes_on(study_with([0.5] * 2, 3), 0.1)
+def test_a_later_rung_keeps_a_share_of_all_that_started() -> None:
+    """17 and the trial itself started, 8 of them came to epoch 3, which a ninth of 18 may leave: two."""
+    curves = [[0.5]] * 9 + [[0.5, 0.5, value] for value in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)]
+    assert [goes_on(study_with(curves), [0.5, 0.5, value]) for value in (0.65, 0.75)] == [False, True]
+    assert not goes_on(study_with(curves[1:]), [0.5, 0.5, 0.75])  # of 17 one
+
+
+def test_the_first_rung_can_be_stricter_than_the_others() -> None:
+    curves = [[0.01 * number] * 2 for number in range(31)]
+    options = {"reduction_factor": 2, "first_reduction_factor": 8}
+    assert [goes_on(study_with(curves), [value], **options) for value in (0.265, 0.275)] == [False, True]  # 4 of 32
+    assert [goes_on(study_with(curves), [0.5, value], **options) for value in (0.285, 0.295)] == [False, True]  # 2
+
+
+def test_between_rungs_nobody_is_stopped_and_the_best_so_far_never() -> None:
+    assert goes_on(study_with([[0.5, 0.5]] * 9), [0.5, 0.1])
+    assert goes_on(study_with([]), [0.1])
+    assert goes_on(study_with([[0.1]]), [0.2])
+    assert not goes_on(study_with([[0.5]]), [0.1])
+
+
+def test_an_objective_that_reports_only_later_epochs_is_halved_too() -> None:
+    study = optuna.create_study(direction="maximize")
+    for value in range(17):
+        study.add_trial(create_trial(state=TrialState.PRUNED, value=value, intermediate_values={3: float(value)}))
+    trials = [study.ask() for _ in range(2)]
+    for trial, value in zip(trials, (14.5, 15.5), strict=True):
+        trial.report(value, 3)
+    pruner = HalvingPruner(9)
+    assert [pruner.prune(study, study.trials[trial.number]) for trial in trials] == [True, False]
 
 
 def test_a_recovered_trial_counts_once_and_not_against_its_successor(studies: Any) -> None:
@@ -82,9 +107,8 @@ def test_a_recovered_trial_counts_once_and_not_against_its_successor(studies: An
         others[-1].report(value, 3)
     # of three lines of work one goes on; the lost trial and its successor are one of them
     pruner = HalvingPruner(15)
-    frozen = study.trial(successor)
-    assert pruner._values_at(3, study.trials(), frozen) == [0.1, 0.2]
-    assert pruner._values_at(3, study.trials(), study.trial(others[0]._trial_id)) == [0.2, 0.9]
+    seen = [pruner._reports_of_others(study.trials(), study.trial(trial._trial_id)) for trial in (again, others[0])]
+    assert seen == [[{3: 0.1}, {3: 0.2}], [{3: 0.2}, {3: 0.9}]]
     assert not again.should_prune()
     assert [trial.should_prune() for trial in others] == [True, True]
 
@@ -103,7 +127,14 @@ def test_a_trial_that_was_handed_back_is_judged_as_before(studies: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"min_resource": 0}, {"reduction_factor": 1}, {"min_resource": "auto"}, {"eta": 3}]
+    "options",
+    [
+        {"min_resource": 0},
+        {"reduction_factor": 1},
+        {"first_reduction_factor": 1},
+        {"min_resource": "auto"},
+        {"eta": 3},
+    ],
 )
 def test_wrong_options_are_the_users_mistake(options: dict[str, Any]) -> None:
     space = {"x": {"type": "uniform", "min": 0.0, "max": 1.0}}
