@@ -97,6 +97,7 @@ def compact(paths: StudyPaths, grace_s: float = GRACE_S) -> tuple[int, int]:
             new = _Recorder().write(replay)
         backend = FileBackend(paths.journal, lock_for(paths.journal))
         try:
+            backend.report_altered(old, 0)  # their checksums will be right again
             sizes = backend.replace_beginning(file, old, new)
         finally:
             backend.close()

@@ -47,7 +47,8 @@ def open_storage(
 ) -> StudyStorage:
     """Open (or create) the journal of a study folder.
 
-    Damage in it is repaired, listed in ``storage.damages`` and logged.
+    Damage in it is repaired, listed in ``storage.damages`` and logged. So are records that were altered since they were
+    written, which count as they stand; only here, not by those that have the journal open.
 
     Args:
         socket: where the node's journal server listens; by default what ``HPCJOBS_JOURNAL_SOCKET`` says. Without a
@@ -74,7 +75,7 @@ class StudyStorage(JournalStorage):
         backend.repair_tail()
         known = self._replay_result.log_number_read
         with no_garbage_collection():
-            self._sync_with_backend()
+            self._sync_with_backend(check=True)
         if self._replay_result.log_number_read > known + _SNAPSHOT_AFTER_RECORDS:
             self.save_snapshot()
         _storages.add(self)
@@ -83,8 +84,8 @@ class StudyStorage(JournalStorage):
         """Opened anew where it arrives."""
         return open_storage, (StudyPaths(self._file.path.parent),)
 
-    def _sync_with_backend(self) -> None:
-        restarted, records = self._file.read_new()
+    def _sync_with_backend(self, check: bool = False) -> None:
+        restarted, records = self._file.read_new(check)
         if restarted:
             self._replay_result = Replay(self._worker_id_prefix)
         self._synced_at = time.monotonic()

@@ -20,6 +20,7 @@ from typing import Any
 _BLANK = b" \t\r\x00"
 _START = b'{"op_code":'
 _CRC_KEY = b',"crc":"'
+ALTERED = "altered since it was written"
 _CRC_LENGTH = len(_CRC_KEY) + len('01234567"}')
 
 
@@ -52,7 +53,7 @@ def is_record(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Damage:
-    """Bytes of the journal that are no record: where, what, and whether a record was lost with them."""
+    """Bytes of the journal that are no record, or no longer the one written: where, what, and whether one was lost."""
 
     offset: int
     length: int
@@ -61,11 +62,12 @@ class Damage:
 
     @property
     def lost(self) -> bool:
-        """False for blanks, empty lines and NUL bytes, which never were a record."""
-        return self.reason != "empty"
+        """False for blanks, empty lines and NUL bytes, which never were a record, and for what still is one."""
+        return self.reason not in ("empty", ALTERED)
 
     def describe(self) -> str:
-        what = "a record was lost" if self.lost else "nothing was lost"
+        found = {"empty": "nothing was lost", ALTERED: "the record counts as it stands"}
+        what = found.get(self.reason, "a record was lost")
         return f"byte {self.offset}, {self.length} bytes, {self.reason}: {what}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -100,6 +102,15 @@ def find_damage(data: bytes, offset: int) -> Iterator[Damage]:
             else:
                 yield damage(offset + at, line[:start], "torn, and the next record ran into it")
         at = end
+
+
+def find_altered(data: bytes, offset: int) -> Iterator[Damage]:
+    """Every record of whole lines that start at ``offset`` whose checksum is wrong: of a flipped bit, say."""
+    at = 0
+    for line in data.split(b"\n")[:-1]:
+        if not checksum_fits(line):
+            yield damage(offset + at, line + b"\n", ALTERED)
+        at += len(line) + 1
 
 
 # A report of ours, whole: its trial and what follows; the strict set of characters leaves out every torn or joined one.

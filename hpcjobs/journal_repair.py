@@ -67,4 +67,13 @@ def keep(journal: Path, spans: list[Damage]) -> None:
     finally:
         os.close(descriptor)
     for span in spans:
-        log.warning("%s: repaired damage at %s", journal, span.describe())
+        log.warning("%s: damage at %s", journal, span.describe())
+
+
+def kept(journal: Path) -> set[tuple[int, str]]:
+    """Offset and text of all that ``journal.lost.jsonl`` has."""
+    try:
+        lines = journal.with_suffix(".lost.jsonl").read_text().splitlines()
+    except FileNotFoundError:
+        return set()
+    return {(span["offset"], span["text"]) for span in map(json.loads, lines)}

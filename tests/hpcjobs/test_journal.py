@@ -17,6 +17,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from hpcjobs import journal_repair
+from hpcjobs.compact import compact
 from hpcjobs.journal import StudyStorage, open_storage
 from hpcjobs.journal_lock import JournalTimeoutError
 from hpcjobs.journal_records import Damage
@@ -125,6 +126,40 @@ def test_what_follows_a_torn_tail_meanwhile_is_not_removed_with_it(
     monkeypatch.setattr(journal_repair, "keep", keep_and_append)
     study.ask()
     assert study.user_attrs == stock_study(tmp_path).user_attrs == {"k": 1}
+
+
+def test_a_record_that_was_altered_counts_as_it_stands_and_is_reported_once(tmp_path: Path) -> None:
+    study = optuna.create_study(study_name="s", storage=open_storage(StudyPaths(tmp_path)))
+    study.tell(study.ask(), 0.25)
+    study.tell(study.ask(), 0.5)
+    journal = tmp_path / "journal.log"
+    written = journal.read_bytes()
+    journal.write_bytes(written.replace(b'"values":[0.25]', b'"values":[0.75]'))
+    for _ in range(2):
+        opened = open_storage(StudyPaths(tmp_path))
+        assert [damage.reason for damage in opened.damages] == ["altered since it was written"]
+    compact(StudyPaths(tmp_path), grace_s=0)
+    assert open_storage(StudyPaths(tmp_path)).damages == []
+    assert [trial.value for trial in stock_study(tmp_path).get_trials()] == [0.75, 0.5]
+    (kept,) = map(json.loads, (tmp_path / "journal.lost.jsonl").read_text().splitlines())
+    assert written[kept["offset"] :][: kept["length"]] == kept["text"].encode().replace(b"[0.75]", b"[0.25]")
+    assert not kept["lost"]
+
+
+def test_compaction_reports_what_was_altered_before_it_is_gone(tmp_path: Path) -> None:
+    """Also a record that the others have read long ago, before it was altered."""
+    storage = open_storage(StudyPaths(tmp_path))
+    study = optuna.create_study(study_name="s", storage=storage)
+    for _ in range(20):  # a snapshot looks at the last kilobytes before it
+        study.tell(study.ask(), 0.25)
+    storage.save_snapshot()
+    study.tell(study.ask(), 0.5)
+    journal = tmp_path / "journal.log"
+    journal.write_bytes(journal.read_bytes().replace(b'"study_name":"s"', b'"study_name":"t"'))
+    assert open_storage(StudyPaths(tmp_path)).damages == []  # it goes on from the snapshot
+    compact(StudyPaths(tmp_path), grace_s=0)
+    (kept,) = map(json.loads, (tmp_path / "journal.lost.jsonl").read_text().splitlines())
+    assert (kept["offset"], kept["reason"]) == (0, "altered since it was written")
 
 
 def test_storage_opened_before_fork_numbers_no_trial_twice(tmp_path: Path) -> None:
