@@ -18,12 +18,16 @@ from autospeed_model import checkpoint
 from autospeed_model.errors import UserError
 from autospeed_model.trainer import Callback, Record, Trainer
 
+# where there is no terminal, a long epoch says so often how far it is
+SILENT_S = 60.0
+
 
 class ProgressBar(Callback):
-    """A bar over the steps of an epoch where there is a terminal; a line an epoch everywhere."""
+    """A bar over the steps of an epoch where there is a terminal, else a line a minute; a line an epoch everywhere."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
+        self.said = time.monotonic()
         self.progress = Progress(
             TextColumn("epoch {task.fields[epoch]}"),
             BarColumn(),
@@ -43,8 +47,11 @@ class ProgressBar(Callback):
         self.progress.stop()
 
     def on_update(self, trainer: Trainer) -> None:
-        rate = trainer.step * trainer.batch_size / max(trainer.seconds, 1e-9)
-        self._show(trainer, f"{rate:.1f} images/s")
+        rate = f"{trainer.step * trainer.batch_size / max(trainer.seconds, 1e-9):.1f} images/s"
+        self._show(trainer, rate)
+        if not self.console.is_terminal and time.monotonic() - self.said > SILENT_S:
+            epoch = f"{trainer.epoch + 1}/{trainer.options.epochs}"
+            self._say(f"epoch {epoch}  {trainer.step}/{trainer.steps_per_epoch} steps  {rate}")
 
     def on_validation_batch(self, trainer: Trainer) -> None:
         self._show(trainer, "evaluating")
@@ -55,11 +62,11 @@ class ProgressBar(Callback):
         )
         figures = "  ".join(f"{name} {record[name]:.4f}" for name in ("precision", "recall", "map50", "map"))
         epoch, rate = f"{trainer.epoch}/{trainer.options.epochs}", f"{record['images_per_s']:.1f} images/s"
-        self.console.print(
-            f"epoch {epoch}  {losses}  {figures}  {rate}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        self._say(f"epoch {epoch}  {losses}  {figures}  {rate}")
+
+    def _say(self, line: str) -> None:
+        self.said = time.monotonic()
+        self.console.print(line, highlight=False, soft_wrap=True)
 
     def _show(self, trainer: Trainer, note: str) -> None:
         fields: dict[str, Any] = {"epoch": f"{trainer.epoch + 1}/{trainer.options.epochs}", "note": note}

@@ -126,6 +126,12 @@ def main(arguments: list[str] | None = None) -> int:
     if trainer.finished:
         console.print(f"{kept.path}: all {trainer.options.epochs} epochs are done")
         return 0
+    console.print(
+        f"{trainer.options.epochs - trainer.epoch} epochs of {trainer.steps_per_epoch} steps of {trainer.batch_size} "
+        f"images on {trainer.runtime.device}, into {given.out}",
+        highlight=False,
+        soft_wrap=True,
+    )
     bar = ProgressBar(console)
     callbacks: list[Callback] = [kept, CsvLog(given.out / "metrics.csv"), bar, stop]
     if given.tensorboard:

@@ -1,6 +1,7 @@
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -51,6 +52,18 @@ def test_a_training_leaves_its_weights_its_table_and_its_log(trained: Path) -> N
     assert {"lr", "box_loss", "precision", "recall", "map50", "map", "images_per_s"} <= set(rows[0])
     assert list((trained / "tensorboard").glob("events*"))
     assert checkpoint.load_network(trained / "best.pt").size == "n"
+
+
+def test_without_a_terminal_a_training_says_what_it_does_before_its_first_epoch_ends(
+    squares_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("autospeed_model.logs.SILENT_S", 0.0)
+    train.main(arguments(squares_folder, tmp_path / "out", "--epochs", "1"))
+    first, second, *_, last_of_epoch, best = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"1 epochs of (\d+) steps of 4 images on cpu, into .*", first)
+    assert re.fullmatch(r"epoch 1/1  \d+/\d+ steps  [\d.]+ images/s", second)
+    assert last_of_epoch.startswith("epoch 1/1  box ")
+    assert best.startswith("best mAP")
 
 
 def test_a_second_training_into_the_same_folder_is_refused(trained: Path, squares_folder: Path) -> None:
