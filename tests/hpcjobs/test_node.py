@@ -16,8 +16,9 @@ from hpcjobs.devices import places
 from hpcjobs.heartbeat import NodeReport, read_nodes
 from hpcjobs.job import Job
 from hpcjobs.launch import request_cancel
-from hpcjobs.load import load_cluster
+from hpcjobs.load import load_cluster, write_study_file
 from hpcjobs.logical_gpu import LogicalGpu
+from hpcjobs.node import EXIT_UNFIT, run_node
 from hpcjobs.owners import process_alive
 from hpcjobs.plan import Plan, make_plan
 from hpcjobs.slurm_control import parse_time_left
@@ -139,6 +140,20 @@ def test_two_agents_share_one_study_without_overshooting(studies: Any) -> None:
     counts = studies.finish(study)
     assert (counts.completed, len(study.trials()), counts.recovered) == (9, 9, 0)
     assert len(read_nodes(study.paths)) == 2
+
+
+def test_a_node_that_is_silently_in_another_mode_takes_no_trial(studies: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = studies.create("quadratic")
+    cluster = load_cluster("mi300x-generic")
+    run = study.file.run.model_copy(update={"mode": "cpx"})
+    write_study_file(study.paths, study.file.model_copy(update={"cluster": cluster, "run": run}))
+    monkeypatch.setattr("hpcjobs.partition.current_mode", lambda: "spx")
+    with pytest.raises(SystemExit) as ended:
+        run_node(str(study.paths.folder))
+    assert ended.value.code == EXIT_UNFIT
+    (report,) = read_nodes(study.paths)
+    assert "the GPUs are in mode spx, the study asks for cpx. No trial was begun" in report.message
+    assert count(study).waiting == 6
 
 
 def plan_for(studies: Any, **change: Any) -> Plan:

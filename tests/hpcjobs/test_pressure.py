@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from hpcjobs.heartbeat import NodeReport
 from hpcjobs.pressure import HostWatch, Pressure, PressureLog
+from hpcjobs.progress import NodeLine
+from hpcjobs.status_view import Nodes
 
 
 def write_proc(folder: Path, busy: int, idle: int, waited_us: int, other_cpu: int = 0) -> None:
@@ -77,3 +82,17 @@ def test_an_agent_gets_one_figure_a_period_and_busy_cpus_are_fine_where_nothing_
     assert found is not None and found.device_busy == found.cpu_busy
     monkeypatch.setattr("hpcjobs.pressure.PERIOD_S", 60.0)
     assert log.look() is None
+
+
+def test_status_tells_which_host_is_the_limit_and_of_a_node_that_has_ended_no_more() -> None:
+    def shown(state: str) -> str:
+        report = NodeReport("1_0", "a", "h", "gpu7", 1, "s", state=state)
+        report.host_limit = pressure(cpu_busy=0.95, device_busy=0.4).limit or ""
+        report.pressure = {"cpu_busy": 0.95}
+        out = io.StringIO()
+        Console(width=120, file=out).print(Nodes([NodeLine(report, state, 0.0)]))
+        return " ".join(out.getvalue().split())
+
+    assert "gpu7: the host is the limit: CPUs: 95% of" in shown("running")
+    assert "devices idle 60% of the time" in shown("running")
+    assert "the host is the limit" not in shown("ended")

@@ -15,18 +15,17 @@ from hpcjobs.spec import WorkerSpec, control_file, status_file
 from hpcjobs.steps import Step, start_due
 from tests.hpcjobs.conftest import wait_for
 
-SILENT = "import time; time.sleep(60)"
+SILENT = [sys.executable, "-c", "import time; time.sleep(60)"]
 
 
-def silent_step(folder: Path, worker: int, code: str = SILENT, **environment: str) -> Step:
+def silent_step(folder: Path, worker: int, command: list[str] | None = None, **environment: str) -> Step:
     """A step whose process never says anything, as when Slurm does not create it."""
     spec = WorkerSpec(
         folder=folder, element="1_0", worker=worker, token="", agent="a", agent_pid=os.getpid(),
         agent_start=process_start(os.getpid()) or "", status=status_file(folder, worker), control=control_file(folder),
         environment=environment,
     )  # fmt: skip
-    command = [sys.executable, "-c", code]
-    return Step(spec, Place(), folder, folder / f"{worker}.log", command, writes_own_log=False)
+    return Step(spec, Place(), folder, folder / f"{worker}.log", command or SILENT, writes_own_log=False)
 
 
 def test_only_so_many_steps_are_at_their_start_at_any_time(tmp_path: Path) -> None:
@@ -58,7 +57,56 @@ def test_a_step_that_does_not_start_does_not_hold_up_the_others(
 
 def test_threads_are_set_before_a_workers_first_import(tmp_path: Path) -> None:
     code = "import os; print(os.environ['OMP_NUM_THREADS'], flush=True)"
-    step = silent_step(tmp_path, 0, code, OMP_NUM_THREADS="3")
+    step = silent_step(tmp_path, 0, [sys.executable, "-c", code], OMP_NUM_THREADS="3")
     step.start()
     wait_for(lambda: step.reap() is not None)
     assert (tmp_path / "0.log").read_text() == "3\n"
+
+
+UNTIL_THE_FOURTH_TIME = """
+import pathlib, sys, time
+tries = pathlib.Path(sys.argv[0]).with_name("tries")
+with tries.open("a") as file:
+    file.write(".")
+if tries.stat().st_size < 4:
+    sys.exit("srun: error: Unable to create step for job 1: Job/step creation temporarily disabled")
+time.sleep(60)
+"""
+
+
+def test_a_step_that_is_not_created_is_tried_again_after_pauses_that_grow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    restart = Step.restart
+    monkeypatch.setattr(Step, "restart", lambda step, after_s: (pauses.append(after_s), restart(step, after_s)))
+    (tmp_path / "srun.py").write_text(UNTIL_THE_FOURTH_TIME)
+    crew = [silent_step(tmp_path, 0, command=[sys.executable, str(tmp_path / "srun.py")]), silent_step(tmp_path, 1)]
+
+    def tried_four_times() -> bool:
+        start_due(crew, 2, 0.0, lambda seconds: None)
+        crew[0].reap()
+        return (tmp_path / "tries").exists() and (tmp_path / "tries").stat().st_size == 4
+
+    try:
+        wait_for(tried_four_times)
+        assert [step.live for step in crew] == [True, True]
+        assert pauses == sorted(set(pauses)) and len(pauses) == 3
+    finally:
+        for step in crew:
+            step.kill()
+
+
+def test_a_step_that_is_never_created_leaves_its_worker_out_and_says_where_to_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "LONGEST_PAUSE_S", 0.0)
+    step = silent_step(tmp_path, 0, command=[sys.executable, "-c", "import sys; sys.exit(1)"])
+
+    def left_out() -> bool:
+        start_due([step], 1, 0.0, lambda seconds: None)
+        step.reap()
+        return step.state == "out"
+
+    wait_for(left_out)
+    assert "died 8 times without finishing a trial; see " in step.message
