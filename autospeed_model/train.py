@@ -127,7 +127,7 @@ def main(arguments: list[str] | None = None) -> int:
         console.print(f"{kept.path}: all {trainer.options.epochs} epochs are done")
         return 0
     console.print(
-        f"{trainer.options.epochs - trainer.epoch} epochs of {trainer.steps_per_epoch} steps of {trainer.batch_size} "
+        f"epochs to train: {trainer.options.epochs - trainer.epoch}, each of {trainer.steps_per_epoch} steps of {trainer.batch_size} "
         f"images on {trainer.runtime.device}, into {given.out}",
         highlight=False,
         soft_wrap=True,
@@ -151,7 +151,9 @@ def main(arguments: list[str] | None = None) -> int:
         console.print(f"no profile: the training had fewer than {WARMUP + 1} updates")
     best = max(trainer.history, key=lambda record: record["map"])
     console.print(
-        f"best mAP {best['map']:.4f} after epoch {best['epoch']:.0f}: {given.out / 'best.pt'}", highlight=False
+        f"best mAP {best['map']:.4f} after epoch {best['epoch']:.0f}: {given.out / 'best.pt'}",
+        highlight=False,
+        soft_wrap=True,
     )
     return 0
 

@@ -60,7 +60,7 @@ def test_without_a_terminal_a_training_says_what_it_does_before_its_first_epoch_
     monkeypatch.setattr("autospeed_model.logs.SILENT_S", 0.0)
     train.main(arguments(squares_folder, tmp_path / "out", "--epochs", "1"))
     first, second, *_, last_of_epoch, best = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"1 epochs of (\d+) steps of 4 images on cpu, into .*", first)
+    assert re.fullmatch(r"epochs to train: 1, each of \d+ steps of 4 images on cpu, into .*", first)
     assert re.fullmatch(r"epoch 1/1  \d+/\d+ steps  [\d.]+ images/s", second)
     assert last_of_epoch.startswith("epoch 1/1  box ")
     assert best.startswith("best mAP")
