@@ -127,8 +127,8 @@ def main(arguments: list[str] | None = None) -> int:
         console.print(f"{kept.path}: all {trainer.options.epochs} epochs are done")
         return 0
     console.print(
-        f"epochs to train: {trainer.options.epochs - trainer.epoch}, each of {trainer.steps_per_epoch} steps of {trainer.batch_size} "
-        f"images on {trainer.runtime.device}, into {given.out}",
+        f"epochs to train: {trainer.options.epochs - trainer.epoch}, each of {trainer.steps_per_epoch} steps of "
+        f"{trainer.batch_size} images on {trainer.runtime.device}, into {given.out}",
         highlight=False,
         soft_wrap=True,
     )
