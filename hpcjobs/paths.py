@@ -1,4 +1,4 @@
-"""Every path in a study folder, in one class."""
+"""Every path in a study folder, and what an experiment's folder has of it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,34 @@ CHECKPOINT = "checkpoint.pt"
 
 
 @dataclass(frozen=True)
-class StudyPaths:
-    """The layout of a study folder on the shared filesystem. ``folder`` is kept absolute: jobs start elsewhere."""
+class JobFolder:
+    """What a study's folder and an experiment's have in common. ``folder`` is kept absolute: jobs start elsewhere."""
 
     folder: Path
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder).absolute())
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "logs"
+
+    def node_log(self, element: str) -> Path:
+        """``element`` is ``<array job>_<array task>``."""
+        return self.logs / element / "node.log"
+
+    @property
+    def submitit(self) -> Path:
+        return self.folder / "submitit"
+
+    @property
+    def results(self) -> Path:
+        return self.folder / "results"
+
+
+@dataclass(frozen=True)
+class StudyPaths(JobFolder):
+    """The layout of a study folder on the shared filesystem."""
 
     @property
     def config(self) -> Path:
@@ -38,10 +59,6 @@ class StudyPaths:
         """``element`` is ``<array job>_<array task>``."""
         return self.nodes / f"{element}.json"
 
-    @property
-    def logs(self) -> Path:
-        return self.folder / "logs"
-
     def worker_log(self, element: str, worker: int) -> Path:
         return self.logs / element / f"worker_{worker:03d}.log"
 
@@ -56,9 +73,6 @@ class StudyPaths:
     def placement_file(self, element: str) -> Path:
         """Which devices and cores the workers of a node have."""
         return self.logs / element / "placement.json"
-
-    def node_log(self, element: str) -> Path:
-        return self.logs / element / "node.log"
 
     @property
     def trials(self) -> Path:
@@ -75,14 +89,6 @@ class StudyPaths:
 
     def worker_curves(self, element: str, worker: int) -> Path:
         return self.curves / f"{element}_{worker:03d}.jsonl"
-
-    @property
-    def submitit(self) -> Path:
-        return self.folder / "submitit"
-
-    @property
-    def results(self) -> Path:
-        return self.folder / "results"
 
     @property
     def best_params(self) -> Path:

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from hpcjobs.config import Choice, ClusterConfig, Line, PartitionMode, Positive, RunConfig, Strict, mistake
 from hpcjobs.errors import UserError
 from hpcjobs.load import validate
-from hpcjobs.paths import write_atomically
+from hpcjobs.paths import JobFolder, write_atomically
 from hpcjobs.plan import Plan, cluster_plan, local_plan
 from hpcjobs.yaml_file import dump_yaml, read_yaml
 
@@ -99,13 +99,8 @@ class ThroughputFile(Strict):
 
 
 @dataclass(frozen=True)
-class ThroughputPaths:
+class ThroughputPaths(JobFolder):
     """The layout of an experiment's folder."""
-
-    folder: Path
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "folder", Path(self.folder).absolute())
 
     @property
     def config(self) -> Path:
@@ -120,23 +115,12 @@ class ThroughputPaths:
         return self.folder / "cells" / f"{mode or 'as-is'}.problem"
 
     def worker_log(self, element: str, setup: Setup, worker: int) -> Path:
-        return self.folder / "logs" / element / setup.name / f"worker_{worker:03d}.log"
-
-    def node_log(self, element: str) -> Path:
-        return self.folder / "logs" / element / "node.log"
+        return self.logs / element / setup.name / f"worker_{worker:03d}.log"
 
     @property
     def jobs(self) -> Path:
         """Slurm's job of each mode."""
         return self.folder / "jobs.json"
-
-    @property
-    def submitit(self) -> Path:
-        return self.folder / "submitit"
-
-    @property
-    def results(self) -> Path:
-        return self.folder / "results"
 
     @property
     def table(self) -> Path:
