@@ -74,8 +74,7 @@ class StudyStorage(JournalStorage):
         self._replay_result: Replay = backend.load_snapshot(self._worker_id_prefix) or Replay(self._worker_id_prefix)
         backend.repair_tail()
         known = self._replay_result.log_number_read
-        with no_garbage_collection():
-            self._sync_with_backend(check=True)
+        self._sync_with_backend(check=True)
         if self._replay_result.log_number_read > known + _SNAPSHOT_AFTER_RECORDS:
             self.save_snapshot()
         _storages.add(self)
@@ -85,12 +84,13 @@ class StudyStorage(JournalStorage):
         return open_storage, (StudyPaths(self._file.path.parent),)
 
     def _sync_with_backend(self, check: bool = False) -> None:
-        restarted, records = self._file.read_new(check)
-        if restarted:
-            self._replay_result = Replay(self._worker_id_prefix)
-        self._synced_at = time.monotonic()
-        if records:
-            self._replay_result.apply_logs(records)
+        with no_garbage_collection():
+            restarted, records = self._file.read_new(check)
+            if restarted:
+                self._replay_result = Replay(self._worker_id_prefix)
+            self._synced_at = time.monotonic()
+            if records:
+                self._replay_result.apply_logs(records)
 
     def save_snapshot(self) -> None:
         """Keep what has been read, so that the next one to open the study need not replay it."""

@@ -205,16 +205,14 @@ class Replay(JournalStorageReplayResult):
     def note_state(self, study_id: int, trial: FrozenTrial) -> None:
         """Keep the sets of running and waiting trials."""
         number, state = trial._number, trial.state
-        is_waiting = state is _WAITING
-        for numbers, belongs in (
-            (self._running, state is _RUNNING),
-            (self._waiting, is_waiting),
-            (self._begun_waiting, is_waiting and bool(trial._params)),
-        ):
-            if belongs:
-                numbers[study_id].add(number)
-            else:
-                numbers[study_id].discard(number)
+        for numbers in (self._running, self._waiting, self._begun_waiting):
+            numbers[study_id].discard(number)
+        if state is _RUNNING:
+            self._running[study_id].add(number)
+        elif state is _WAITING:
+            self._waiting[study_id].add(number)
+            if trial._params:
+                self._begun_waiting[study_id].add(number)
 
     def note_lineage(self, study_id: int, trial: FrozenTrial) -> None:
         if history := trial._system_attrs.get("retry_history"):

@@ -64,12 +64,6 @@ class _Connection:
                 del self.received[: REQUEST.size + length]
         return bool(part)
 
-    def is_open(self) -> bool:
-        """Whether the worker has not hung up: after that it may have written its request itself."""
-        poll = select.poll()
-        poll.register(self.socket, select.POLLRDHUP)
-        return not poll.poll(0)
-
     def reply(self, what: int, text: str = "", inode: int = 0) -> bool:
         encoded = text.encode()[:65535]
         try:
@@ -190,7 +184,12 @@ class JournalServer:
 
     def _requests_of_the_living(self) -> list[bytes]:
         self._collect(0)
-        self._round = [connection for connection in self._round if connection.is_open()]
+        # those that have not hung up: a worker that has may have written its request itself
+        poll = select.poll()
+        for connection in self._round:
+            poll.register(connection.socket, select.POLLRDHUP)
+        gone = {descriptor for descriptor, _ in poll.poll(0)}
+        self._round = [connection for connection in self._round if connection.socket.fileno() not in gone]
         return b"".join(connection.request or b"" for connection in self._round).splitlines(keepends=True)
 
     def _tell_waiting(self, text: str) -> None:
