@@ -10,7 +10,7 @@ import threading
 import time
 from dataclasses import replace
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcjobs.failures import EXIT_HANDED_BACK, Failure, FailureClass
 from hpcjobs.heartbeat import BEAT_S, WorkerStatus, write_status
@@ -19,6 +19,9 @@ from hpcjobs.paths import StudyPaths
 from hpcjobs.recovery import recover
 from hpcjobs.spec import Control, WorkerSpec
 from hpcjobs.study import open_study
+
+if TYPE_CHECKING:
+    from hpcjobs.config import StudyFile
 
 log = logging.getLogger("hpcjobs.worker")
 
@@ -32,9 +35,9 @@ FORCE_BEFORE_END_S = 5.0
 class Pulse:
     """Implements :class:`hpcjobs.context.Clock` for the contexts of a worker's trials."""
 
-    def __init__(self, spec: WorkerSpec) -> None:
+    def __init__(self, spec: WorkerSpec, file: StudyFile) -> None:
         self.reason: str | None = None
-        self._spec = spec
+        self._spec, self._file = spec, file
         self._control = Control()
         self._stop_seen: float | None = None
         self._wake = threading.Event()
@@ -154,5 +157,5 @@ class Pulse:
             kind = FailureClass.TIME_LIMIT if self.reason == "time limit" else FailureClass.PREEMPTION
             failure = Failure(kind, f"the objective did not stop in time: {self.reason}")
             # a storage of this thread's own: the other thread may hold the shared one for long
-            recover(open_study(StudyPaths(self._spec.folder)), trial_id, self._spec.token, failure)
+            recover(open_study(StudyPaths(self._spec.folder), self._file), trial_id, self._spec.token, failure)
         os._exit(EXIT_HANDED_BACK)

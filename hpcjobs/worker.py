@@ -255,7 +255,7 @@ def work(spec: WorkerSpec) -> int:
         misplaced = error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = open_study(StudyPaths(spec.folder), read_checked(spec.status.parent))
-    pulse = Pulse(spec)
+    pulse = Pulse(spec, study.file)
     pulse.start()
     code = 1
     try:

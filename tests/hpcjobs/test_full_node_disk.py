@@ -19,6 +19,7 @@ from hpcjobs.owners import process_start
 from hpcjobs.plan import make_plan
 from hpcjobs.pulse import Pulse
 from hpcjobs.spec import WorkerSpec, control_file, status_file
+from tests.hpcjobs.conftest import study_file
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +42,8 @@ def test_a_worker_without_room_for_its_status_still_shows_life_and_ends_in_order
     monkeypatch.setattr(pulse, "TICK_S", 0.01)
     own = {"agent_pid": os.getpid(), "agent_start": process_start(os.getpid()) or ""}
     files = {"status": status_file(tmp_path, 0), "control": control_file(tmp_path)}
-    beating = Pulse(WorkerSpec(folder=tmp_path, element="e", worker=0, token="t", agent="a", **own, **files))
+    spec = WorkerSpec(folder=tmp_path, element="e", worker=0, token="t", agent="a", **own, **files)
+    beating = Pulse(spec, study_file("quadratic"))
     beating.start()
     monkeypatch.setattr(pulse, "write_status", no_room)
     first = sign_of_life(files["status"])
