@@ -19,7 +19,7 @@ FIXED = {"base": 0.1, "step_s": 0.1}
 
 @pytest.mark.slow
 def test_a_study_under_every_kind_of_fault_loses_nothing(cluster: Cluster, tmp_path: Path) -> None:
-    options = make_parser().parse_args(["--workers=3", "--pause=0.5", "--patience=200"])
+    options = make_parser().parse_args(["--workers=3", "--pause=0.5", "--patience=400"])
     done = run_round(
         cluster, tmp_path / "round", seed=1, faults=FAULTS_HERE, lock="kernel", every=list(FAULTS), options=options,
         report=print,

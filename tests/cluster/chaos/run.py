@@ -36,6 +36,8 @@ from tests.cluster.emulator import Cluster, why_not_here
 FIRST_TRIALS = 60
 # trials that must be left while faults are still to come
 SPARE_TRIALS = 40
+# a fault that has been impossible so often (there was no such process) is given up
+MOST_TRIES = 20
 
 
 @dataclass
@@ -73,23 +75,28 @@ class Storm:
         self._timers: list[threading.Timer] = []
 
     def rage(self, faults: int, every: list[Fault]) -> None:
-        """Inject so many faults. ``every``: these first, one each, so that a short run has them all."""
-        first = list(every)
+        """Inject so many faults, and among them one of each that ``every`` names, most of these early."""
+        to_come = list(every)
+        tries: Counter[Fault] = Counter()
         kept = time.monotonic()
         while len(self.records) < faults:
             if time.monotonic() - kept > 5.0:
                 self._world.keep_going(SPARE_TRIALS)
                 kept = time.monotonic()
-            # now and then another one, since one of the first may be impossible for long
-            if first and self._world.rng.random() < 0.8:
-                fault = first.pop(0)
+            # now and then any other one, as long as there is room for these
+            any_other = self._world.rng.random() < 0.2 and len(to_come) < faults - len(self.records)
+            if to_come and not any_other:
+                fault = to_come[0]
             else:
                 fault = self._world.rng.choices(list(FAULTS), list(FAULTS.values()))[0]
             injected = fault(self._world)
             if injected is not None:
                 self._note(fault, injected)
-            elif fault in every and time.monotonic() - self._begin < 60.0:
-                first.append(fault)
+            if fault in to_come:
+                to_come.remove(fault)
+                tries[fault] += 1
+                if injected is None and tries[fault] < MOST_TRIES:
+                    to_come.append(fault)
             time.sleep(self._world.rng.expovariate(1 / self._pause_s))
 
     def calm(self, timeout_s: float) -> None:
