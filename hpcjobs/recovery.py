@@ -6,6 +6,7 @@ writes goes into the old folder, and its reports are refused.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from typing import Any
 
@@ -98,7 +99,8 @@ def inherit_files(paths: StudyPaths, trial: FrozenTrial) -> None:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
             for path in files:
-                shutil.copyfile(path, partial / path.name)
+                with contextlib.suppress(FileNotFoundError):  # a former owner that is not dead renames what it wrote
+                    shutil.copyfile(path, partial / path.name)
             partial.replace(folder)  # which is empty
             return
 

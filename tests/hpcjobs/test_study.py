@@ -287,6 +287,29 @@ def test_a_successor_inherits_the_newest_checkpoint(studies: Any) -> None:
     assert (study.paths.trial(2) / "checkpoint.pt").read_text() == "its own"
 
 
+def test_a_former_owner_that_still_writes_does_not_disturb_its_successor(
+    studies: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It renames its temporary file while the successor copies."""
+    study = studies.create("quadratic", trials=1)
+    trial_id = claim(study, owner())
+    old = study.paths.trial(0)
+    old.mkdir(parents=True)
+    (old / "checkpoint.pt").write_text("of epoch 1")
+    (old / "checkpoint.partial").write_text("of epoch 2")
+    recover(study, trial_id, "mine", DEATH)
+    copy = shutil.copyfile
+
+    def rename_and_copy(source: Path, target: Path) -> None:
+        if source.name == "checkpoint.partial":
+            source.replace(old / "checkpoint.pt")
+        copy(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", rename_and_copy)
+    inherit_files(study.paths, study.trials()[1])
+    assert [path.name for path in study.paths.trial(1).iterdir()] == ["checkpoint.pt"]
+
+
 def test_a_copy_of_a_checkpoint_that_was_cut_short_is_made_anew(studies: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     study = studies.create("quadratic", trials=1)
     trial_id = claim(study, owner())
