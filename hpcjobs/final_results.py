@@ -6,6 +6,7 @@ import json
 import shutil
 import statistics
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
@@ -60,6 +61,13 @@ class FinalResults:
         both = sum(self.figures[setting][name].deviation for setting in (BEST, DEFAULT)) if gain is not None else 0.0
         return gain is not None and abs(gain) > both
 
+    @classmethod
+    def read(cls, path: Path) -> FinalResults:
+        """What :meth:`as_dict` was written to."""
+        found = json.loads(path.read_bytes())
+        figures = {s: {name: Spread(**spread) for name, spread in own.items()} for s, own in found["figures"].items()}
+        return cls(figures, found["failed"])
+
     def as_dict(self) -> dict[str, Any]:
         gains = {name: self.gain(name) for name in self.names}
         return {
@@ -94,20 +102,30 @@ def title_of(results: FinalResults) -> str:
     return f"tested once on data that no trial has seen; {seeds} seed{'s' * (seeds != 1)} each"
 
 
-def table_of(results: FinalResults) -> Table:
-    """Mean and deviation of every figure over the seeds. A gain in brackets is smaller than the deviations together."""
-    table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), show_edge=False)
-    table.add_column("parameters", no_wrap=True)
+def rows_of(results: FinalResults) -> list[list[str]]:
+    """Mean and deviation of every figure over the seeds, with a header; the last row is the gain, if both settings have
+    figures. A gain in brackets is smaller than the deviations together."""
     names = results.names
-    for name in names:
-        table.add_column(PERCENT.get(name, name), justify="right", no_wrap=True)
+    rows = [["parameters", *(PERCENT.get(name, name) for name in names)]]
     for setting in (DEFAULT, BEST):
         own = results.figures.get(setting)
         if own:
-            table.add_row(setting, *(_cell(name, own.get(name)) for name in names))
+            rows.append([setting, *(_cell(name, own.get(name)) for name in names)])
     if any(results.gain(name) is not None for name in names):
-        table.add_section()
-        table.add_row("gain", *(_gain_cell(results, name) for name in names))
+        rows.append(["gain", *(_gain_cell(results, name) for name in names)])
+    return rows
+
+
+def table_of(results: FinalResults) -> Table:
+    """The rows for a terminal."""
+    header, *rows = rows_of(results)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), show_edge=False)
+    for name in header:
+        table.add_column(name, justify="left" if name == header[0] else "right", no_wrap=True)
+    for row in rows:
+        if row[0] == "gain":
+            table.add_section()
+        table.add_row(*row)
     return table
 
 

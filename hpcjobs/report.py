@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from hpcjobs.errors import run_entry
+from hpcjobs.final_results import FinalResults
 from hpcjobs.paths import StudyPaths, write_atomically
 from hpcjobs.report_data import ReportData
 from hpcjobs.report_style import Painter, require_matplotlib, style
@@ -24,7 +25,7 @@ example:
 
 # pictures that hpcjobs.final leaves
 _OF_FINAL = (
-    ("Final trainings", "final", "Trained on all training data, tested once on data that no trial has seen."),
+    ("", "final", "Trained on all training data, tested once on data that no trial has seen."),
     (
         "",
         "samples-default",
@@ -94,12 +95,13 @@ def write_report(study: OpenStudy) -> None:
                 figures.append((heading, path, caption))
             else:
                 path.unlink(missing_ok=True)
-    figures += [
+    of_final = [
         (heading, folder / f"{name}.png", caption)
         for heading, name, caption in _OF_FINAL
         if (folder / f"{name}.png").exists()
     ]
-    write_atomically(study.paths.report, page(data, figures, _commands(study)))
+    final = FinalResults.read(study.paths.final) if study.paths.final.exists() else None
+    write_atomically(study.paths.report, page(data, figures, final, of_final, _commands(study)))
 
 
 def dashboard_command(paths: StudyPaths) -> str:

@@ -14,15 +14,18 @@ _COLOURS = {DEFAULT: "#7a8491", BEST: BLUE}
 
 def final_figure(study: OpenStudy, plan: FinalPlan, results: FinalResults, path: Path) -> None:
     """On the left what the trainings reported after each epoch; on the right every figure of every seed."""
+    from matplotlib.ticker import MaxNLocator
+
     with style():
         figure, (left, right) = new_figure(3.4, columns=2)
         for trial in completed(study):
             # the last report may be the test's figure itself, on another scale than those of the training
             points = [item for item in sorted(trial.intermediate_values.items()) if item[1] != trial.values[0]]
             if points:
-                left.plot(*zip(*points, strict=True), color=_COLOURS[plan.setting_of(trial.params)], alpha=0.8)
+                colour = _COLOURS[plan.setting_of(trial.params)]
+                left.plot(*zip(*points, strict=True), color=colour, alpha=0.8, marker="o" if len(points) < 3 else None)
         left.set(title="While training", xlabel="epoch", ylabel="reported value")
-        left.locator_params(axis="x", integer=True)
+        left.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         names = results.names
         for offset, setting in ((-0.12, DEFAULT), (0.12, BEST)):
             own = results.figures.get(setting)

@@ -11,6 +11,7 @@ from typing import Any
 
 from optuna.trial import FrozenTrial
 
+from hpcjobs.final_results import FinalResults, rows_of
 from hpcjobs.progress import ordered_by_value
 from hpcjobs.report_data import ReportData
 from hpcjobs.text import duration, number_text
@@ -39,8 +40,13 @@ pre { background: #222833; color: #f4f5f7; padding: 10px 14px; border-radius: 8p
 """
 
 
-def page(data: ReportData, figures: Iterable[tuple[str, Path, str]], commands: str) -> str:
-    """The whole page. ``figures`` are (heading, PNG, caption); an empty heading stays under the one before."""
+Figure = tuple[str, Path, str]
+
+
+def page(
+    data: ReportData, figures: Iterable[Figure], final: FinalResults | None, of_final: Iterable[Figure], commands: str
+) -> str:
+    """The whole page. A figure is (heading, PNG, caption); with an empty heading it stays under the one before."""
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",
@@ -48,18 +54,25 @@ def page(data: ReportData, figures: Iterable[tuple[str, Path, str]], commands: s
         f"<h1>{escape(data.file.name)}</h1><p class='sub'>{escape(_subtitle(data))}</p>",
         _cards(data),
         f"<h2>Best parameters</h2>{_best(data)}",
+        *map(_figure, figures),
     ]
-    for heading, image, caption in figures:
-        if heading:
-            parts.append(f"<h2>{escape(heading)}</h2>")
-        encoded = base64.b64encode(image.read_bytes()).decode()
-        parts.append(
-            f"<figure><img alt='{escape(heading or caption)}' src='data:image/png;base64,{encoded}'>"
-            f"<figcaption>{escape(caption)}</figcaption></figure>"
-        )
+    if final is not None:
+        header, *rows = rows_of(final)
+        note = "Mean and deviation over the seeds; a gain in brackets is smaller than both deviations together."
+        parts += [f"<h2>Final trainings</h2>{_table(header, rows)}<p class='sub'>{note}</p>", *map(_figure, of_final)]
     parts += [f"<h2>The best trials</h2>{_trials(data)}", _failures(data)]
     parts += [f"<h2>Go on</h2><pre>{escape(commands)}</pre></main></body></html>"]
     return "\n".join(parts) + "\n"
+
+
+def _figure(figure: Figure) -> str:
+    heading, image, caption = figure
+    encoded = base64.b64encode(image.read_bytes()).decode()
+    return (
+        f"{f'<h2>{escape(heading)}</h2>' if heading else ''}"
+        f"<figure><img alt='{escape(heading or caption)}' src='data:image/png;base64,{encoded}'>"
+        f"<figcaption>{escape(caption)}</figcaption></figure>"
+    )
 
 
 def _subtitle(data: ReportData) -> str:
@@ -89,7 +102,8 @@ def _cards(data: ReportData) -> str:
     if data.gpu_hours:
         cards.insert(4, ("GPU-hours", number_text(data.gpu_hours), "of whole GPUs, while nodes were held"))
     if rates:
-        cards.append(("speed of a trial", f"{sum(rates) / len(rates):,.0f}", "images/s, mean"))
+        mean = sum(rates) / len(rates)
+        cards.append(("speed of a trial", f"{mean:,.0f}" if mean >= 100 else number_text(mean), "images/s, mean"))
     return "<div class='cards'>" + "".join(
         f"<div class='card'><span>{escape(name)}</span><b>{escape(value)}</b><span>{escape(note)}</span></div>"
         for name, value, note in cards
@@ -103,13 +117,17 @@ def _trial_name(trial: FrozenTrial | None) -> str:
 def _best(data: ReportData) -> str:
     if data.best is None:
         return "<p>No trial has completed yet.</p>"
+    header = ["parameter", "best", "default"]
     rows = [
-        [name, number_text(value), number_text(data.file.defaults.get(name)), f"{data.importances.get(name, 0):.0%}"]
+        [name, number_text(value), number_text(data.file.defaults.get(name))]
         for name, value in data.best.params.items()
     ]
-    figures = [[name, number_text(value)] for name, value in data.figures(data.best).items()]
-    parameters = _table(["parameter", "best", "default", "importance"], rows)
-    return f"<div class='two'>{_table(['figure', 'value'], figures)}{parameters}</div>" if figures else parameters
+    if data.importances:
+        header.append("importance")
+        rows = [[*row, f"{data.importances.get(row[0], 0):.0%}"] for row in rows]
+    figures = {data.file.value_name: data.best.values[0], **data.figures(data.best)}
+    reached = _table(["figure", "value"], [[name, number_text(value)] for name, value in figures.items()])
+    return f"<div class='two'>{reached}{_table(header, rows)}</div>"
 
 
 def _trials(data: ReportData) -> str:

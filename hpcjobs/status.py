@@ -17,13 +17,14 @@ from hpcjobs import slurm_control
 from hpcjobs.budget import why_stopped
 from hpcjobs.errors import run_entry
 from hpcjobs.heartbeat import read_nodes
+from hpcjobs.journal_replay import no_garbage_collection
 from hpcjobs.launch import recorded
 from hpcjobs.owners import process_start
 from hpcjobs.paths import StudyPaths
 from hpcjobs.placement_map import draw, read_map
 from hpcjobs.progress import Snapshot, StudyWatch
 from hpcjobs.status_view import CELLS, one_line, render
-from hpcjobs.study import OpenStudy, open_study
+from hpcjobs.study import open_study
 
 REFRESH_S = 2.0
 PLAIN_REFRESH_S = 10.0
@@ -52,20 +53,27 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print it once as JSON")
     parser.add_argument("--placement", action="store_true", help="show the map of each node: GPUs, workers, cores")
     options = parser.parse_args(arguments)
-    study = open_study(StudyPaths(options.folder))
-    watched = StudyWatch(study)
-    if options.json:
-        print(json.dumps(watched.look().as_dict(), indent=2, default=str))
-        return 0
+    paths = StudyPaths(options.folder)
+    watched, now = _open(paths)
     console = Console(highlight=False)
-    if options.placement:
-        show_placement(study.paths, console)
-        return 0
-    if options.once:
-        console.print(render(watched.look()))
-        return 0
-    _follow(study, console)
+    if options.json:
+        print(json.dumps(now.as_dict(), indent=2, default=str))
+    elif options.placement:
+        show_placement(paths, console)
+    elif options.once:
+        console.print(render(now))
+    else:
+        _follow(paths, watched, now, console)
     return 0
+
+
+def _open(paths: StudyPaths) -> tuple[StudyWatch, Snapshot]:
+    """A study and its first picture."""
+    with no_garbage_collection():
+        watched = StudyWatch(open_study(paths))
+        now = watched.look()
+        gc.freeze()  # a long study is a million objects, none of them garbage
+    return watched, now
 
 
 def show_placement(paths: StudyPaths, console: Console) -> None:
@@ -87,7 +95,7 @@ def watch(paths: StudyPaths) -> bool:
     """Show a study until it ends, or until none of its nodes is left. False if Ctrl-C ended the watching before."""
     console = Console(highlight=False)
     try:
-        last = _follow(open_study(paths), console)
+        last = _follow(paths, *_open(paths), console)
     except KeyboardInterrupt:
         console.print("no longer watching")
         return False
@@ -102,14 +110,11 @@ def watch(paths: StudyPaths) -> bool:
     return True
 
 
-def _follow(study: OpenStudy, console: Console) -> Snapshot:
-    watched = StudyWatch(study)
-    jobs = Jobs(study.paths)
-    now = watched.look()
-    gc.freeze()  # a long study is a million objects, none of them garbage
+def _follow(paths: StudyPaths, watched: StudyWatch, now: Snapshot, console: Console) -> Snapshot:
+    jobs = Jobs(paths)
     if not console.is_terminal:
         while not now.finished and jobs.any_left(now):
-            console.print(one_line(now))
+            console.print(one_line(now), soft_wrap=True)
             now = _look_when_it_changes(watched, PLAIN_REFRESH_S)
         return _last_picture(watched, now, console)
     with Live(render(now), console=console, auto_refresh=False, screen=True) as live:

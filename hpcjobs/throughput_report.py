@@ -197,7 +197,8 @@ def html_page(table: ThroughputTable, charts: dict[str, bytes]) -> str:
 
 def _html_table(lines: list[list[str]], *, mark_best: bool) -> str:
     best = {column: _best(lines, column) for column in range(1, len(lines[0]))} if mark_best else {}
-    rows = ["<tr>" + "".join(f"<th>{html.escape(cell)}</th>" for cell in lines[0]) + "</tr>"]
+    rows = [f'<tr><td></td><td colspan="{len(lines[0]) - 1}">batch size of a worker</td></tr>']
+    rows.append("<tr>" + "".join(f"<th>{html.escape(cell)}</th>" for cell in lines[0]) + "</tr>")
     for number, line in enumerate(lines[1:], 1):
         cells = []
         for column, cell in enumerate(line):

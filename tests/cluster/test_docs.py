@@ -12,7 +12,7 @@ from tests.test_docs import CLUSTER_PAGES, DOCS, commands_of, run, write_example
 
 def test_the_pages_for_clusters_go_as_they_say(cluster: Cluster, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    write_example(tmp_path)
+    write_example(tmp_path, with_gpu=False)
     environment = {name: cluster.env[name] for name in ("SLURM_CONF", "ROCM_PATH")}
     for page in CLUSTER_PAGES:
         for command in commands_of(DOCS / page):

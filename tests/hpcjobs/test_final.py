@@ -19,6 +19,7 @@ from hpcjobs.final_plan import BEST, DEFAULT, FinalPlan, plan_final
 from hpcjobs.final_results import FinalResults, Spread, table_of
 from hpcjobs.load import write_study_file
 from hpcjobs.paths import StudyPaths
+from hpcjobs.report import write_report
 from hpcjobs.sampling import distribution
 from hpcjobs.study import open_study
 
@@ -103,6 +104,10 @@ def test_both_settings_are_trained_with_every_seed_and_compared(studies: Any) ->
     again = final(study.paths.folder)
     assert "50.5 ± 0.7" in again.stdout
     assert count(made).budget == 4
+    write_report(study)
+    page = study.paths.report.read_text()
+    assert "<h2>Final trainings</h2>" in page
+    assert "<td>default</td><td>50.5 ± 0.7</td>" in page
 
 
 def test_an_objective_without_a_final_training_says_what_to_declare(studies: Any) -> None:

@@ -124,6 +124,11 @@ def test_the_page_needs_nothing_beside_it(page: str) -> None:
     assert "://" not in page
 
 
+def test_the_value_has_the_name_that_the_objective_gave_it(page: str) -> None:
+    assert "<span>best mAP</span>" in page
+    assert "<th>mAP</th>" in page
+
+
 def test_names_cannot_write_into_the_page(page: str, night: StudyPaths) -> None:
     assert "<b>nuit</b>" not in page
     assert "optuna-dashboard" in page
