@@ -255,6 +255,7 @@ def work(spec: WorkerSpec) -> int:
         misplaced = error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = open_study(StudyPaths(spec.folder), read_checked(spec.status.parent))
+    gc.freeze()  # a long study is a million objects: what looks for garbage after each trial passes them over
     pulse = Pulse(spec, study.file)
     pulse.start()
     code = 1
