@@ -12,6 +12,7 @@ from typing import Any
 from optuna.trial import FrozenTrial, TrialState
 
 from hpcjobs.failures import Failure, FailureClass
+from hpcjobs.journal_lock import FencedError
 from hpcjobs.owners import OWNER, Owner
 from hpcjobs.study import OpenStudy
 
@@ -47,6 +48,17 @@ def claim(study: OpenStudy, owner: Owner) -> int | None:
     """Take a waiting trial for ``owner``, begun ones first; None if nothing waits or the study has stopped itself."""
     if study.storage.next_waiting(study.study_id) is None or why_stopped(study):
         return None
+    try:
+        return _claim(study, owner)
+    except FencedError:
+        with study.storage.exclusive():  # where it is known whether what was written counts
+            mine = [trial for trial in study.trials((TrialState.RUNNING,)) if is_ours(trial, owner.token)]
+        if not mine:
+            raise
+        return mine[0]._trial_id
+
+
+def _claim(study: OpenStudy, owner: Owner) -> int | None:
     with study.storage.exclusive():
         chosen = study.storage.next_waiting(study.study_id)
         if chosen is None or why_stopped(study):

@@ -7,7 +7,7 @@ import errno
 import traceback
 from dataclasses import dataclass, field
 
-from hpcjobs.journal_lock import JournalTimeoutError
+from hpcjobs.journal_lock import FencedError, JournalTimeoutError
 
 # Exit codes by which a worker tells its node what happened; sysexits.h names 75 a temporary failure.
 EXIT_DONE = 0
@@ -97,8 +97,9 @@ def _writable(text: str) -> str:
 
 
 def is_journal_out_of_reach(error: OSError) -> bool:
-    """Whether the journal cannot be had now, but will be later: others hold its lock for long, or its disk is full."""
-    return isinstance(error, JournalTimeoutError) or is_storage_full(error)
+    """Whether the journal cannot be had now, but will be later: others hold its lock for long, this process stood still
+    and its lock was taken from it, or its disk is full."""
+    return isinstance(error, (JournalTimeoutError, FencedError)) or is_storage_full(error)
 
 
 def classify(error: BaseException) -> Failure:

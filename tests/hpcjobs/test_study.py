@@ -30,6 +30,7 @@ from hpcjobs.config import NamedWithOptions
 from hpcjobs.errors import UserError
 from hpcjobs.failures import Failure, FailureClass
 from hpcjobs.guardian import recover_lost
+from hpcjobs.journal_lock import FencedError
 from hpcjobs.load import write_study_file
 from hpcjobs.owners import OWNER, Owner
 from hpcjobs.paths import StudyPaths
@@ -119,6 +120,29 @@ def test_every_trial_is_claimed_once_however_many_want_it(studies: Any) -> None:
     claimed = all_at_once(_claim_all, [study.paths.folder] * 8)
     assert sorted(number for numbers in claimed for number in numbers) == list(range(60))
     assert count(study).completed == 60
+
+
+@pytest.mark.parametrize(("written", "claimed"), [(1, None), (2, 0)])
+def test_a_claim_whose_lock_was_broken_counts_if_it_was_written(
+    written: int, claimed: int | None, studies: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the trial would run for an owner that does not know of it. A claim is two records."""
+    study = studies.create("quadratic", trials=2)
+    confirmed = iter(range(9))
+
+    def confirm() -> None:
+        if next(confirmed) + 1 == written:
+            raise FencedError("taken")
+
+    monkeypatch.setattr(study.storage._file._lock, "confirm", confirm)
+    if claimed is None:
+        with pytest.raises(FencedError):
+            claim(study, owner())
+        assert count(study).waiting == 2
+        assert claim(study, owner()) == 0
+    else:
+        assert claim(study, owner()) == claimed
+    assert count(study).running == 1
 
 
 def test_a_handed_back_trial_keeps_parameters_and_reports_and_is_taken_first(studies: Any) -> None:
