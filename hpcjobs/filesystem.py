@@ -11,7 +11,6 @@ import errno
 import fcntl
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -272,6 +271,8 @@ def _sync(folder: Path) -> None:
 
 
 def _median_ms(action: Callable[[], object], repeats: int = 11) -> float:
+    import statistics  # not for workers, which import this module too
+
     times = []
     for _ in range(repeats):
         before = time.perf_counter()

@@ -23,7 +23,6 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from filelock import lock_descriptor, unlock_descriptor
 from optuna.storages.journal._file import BaseJournalFileLock
 
 log = logging.getLogger(__name__)
@@ -162,6 +161,9 @@ class KernelLock(JournalLock):
         self._owner_descriptor = -1
 
     def acquire(self, deadline_s: float | None = None) -> bool:
+        # not above: most workers never lock, their node's journal server does, and this is a fifth of all our imports
+        from filelock import lock_descriptor
+
         end = self._end(deadline_s)
         while True:
             if self.descriptor < 0:
@@ -186,6 +188,8 @@ class KernelLock(JournalLock):
         """Free the lock. Raises RuntimeError if this object does not hold it."""
         if not self._held:
             raise RuntimeError(f"the lock of {self._journal} is not held by this process")
+        from filelock import unlock_descriptor
+
         self._held = False
         unlock_descriptor(self.descriptor)
 
