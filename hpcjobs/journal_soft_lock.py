@@ -64,7 +64,7 @@ class SoftLock(JournalLock):
     time. Whoever dies on a machine of which Slurm knows nothing (a submission on the login node) keeps all others
     waiting so long."""
 
-    def __init__(self, journal: Path, deadline_s: float, lease_s: float = 20.0) -> None:
+    def __init__(self, journal: Path, deadline_s: float, lease_s: float = 10.0) -> None:
         self._lease_s = lease_s
         super().__init__(journal, deadline_s)
 

@@ -134,8 +134,7 @@ def extend(study: OpenStudy, more: int) -> None:
     """
     if more < 1:
         raise UserError(f"--trials +{more}: at least one trial can be added")
-    with study.storage.exclusive():
-        _enqueue(study.storage, study.study_id, more)
+    _enqueue(study.storage, study.study_id, more)
 
 
 def default_starts(file: StudyFile) -> list[dict[str, Choice]]:

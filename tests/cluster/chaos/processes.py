@@ -82,7 +82,7 @@ def stop_agent(world: World) -> Injected | None:
 
 
 def stop_lock_holder(world: World) -> Injected | None:
-    """Everybody waits: a kernel lock is not broken, a soft one only after its lease of 20 s."""
+    """Everybody waits: a kernel lock is not broken, a soft one only after its lease of 10 s."""
     pid = world.holder()
     return _stop(pid, world.rng.uniform(2, 6)) if pid else None
 
@@ -92,7 +92,7 @@ def stop_lock_holder_beyond_lease(world: World) -> Injected | None:
     if "soft" not in world.paths.journal.with_suffix(".locking").read_text():
         return None
     pid = world.holder()
-    return _stop(pid, 26.0) if pid else None
+    return _stop(pid, 16.0) if pid else None
 
 
 def _stop(pid: int, seconds: float) -> Injected | None:
