@@ -7,11 +7,13 @@ import math
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import optuna
 import pytest
+from rich.console import Console
 
 from benchmarks import record_curves, search
 
@@ -100,6 +102,15 @@ def test_our_way_finds_what_the_published_way_finds_with_a_third_of_its_epochs(w
     assert ours.duplicates == 0
 
 
+def test_a_target_that_most_seeds_miss_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, none = search.Replay([search.Moment(5, 50, 1.0)], 5, 50, 0), search.Replay([], 3, 30, 0)
+    monkeypatch.setattr(search, "both_ways", lambda *arguments: (one, none))
+    console = Console(record=True, width=130)
+    results = search.compare(lambda seed: rising, SPACE, [8], 3, console, "nothing")
+    assert "0 of 3" in console.export_text()
+    assert json.loads(json.dumps(results, allow_nan=False))["8"]["our_epochs"] is None
+
+
 def test_recorded_curves_answer_for_what_is_nearest(tmp_path: Path) -> None:
     rows = [
         {"params": {}, "map": [0.1] * 10, "pass_s": 2.0},
@@ -120,3 +131,25 @@ def test_settings_to_record_begin_with_the_defaults_and_fill_the_ranges_evenly()
     for column in points.T:
         assert set(np.histogram(column, bins=8, range=(0, 1))[0]) <= {6, 7, 8, 9, 10}
     assert record_curves.draw(SPACE, 9, seed=0) == settings[:9]
+
+
+def test_a_recording_begins_with_the_weights_that_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    begun = []
+
+    class Training:
+        def __init__(self, *_: Any) -> None: ...
+
+        def start_from(self, path: Path) -> None:
+            begun.append(path)
+
+        def fit(self, callback: Any) -> None:
+            callback.on_epoch(self, {"map": 0.25, "train_s": 2.0})
+
+    monkeypatch.setattr("autospeed_model.trainer.Trainer", Training)
+    monkeypatch.setattr("autospeed_model.packed.PackedDataset", lambda folder: SimpleNamespace(split=str))
+    settings = {"max_lr": 0.01}
+    for weights in (None, Path("best.pt")):
+        row = record_curves.train(Path("data"), settings, {}, 1, "cpu", weights)
+        assert row == {"params": settings, "map": [0.25], "pass_s": 2.0}
+    assert begun == [Path("best.pt")]
