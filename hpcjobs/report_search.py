@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 # more lines than these are a carpet
 MOST_LINES = 300
+MOST_CURVES = 1000
 
 
 def history(data: ReportData, path: Path) -> None:
@@ -65,13 +66,15 @@ def curves(data: ReportData, path: Path) -> None:
     """What trials reported after each epoch. Pruned ones end early, in red."""
     figure, axes = new_figure(3.6)
     best = data.best.number if data.best else None
-    shown = sorted(data.trials, key=lambda trial: trial.state != TrialState.COMPLETE)
+    reported = [trial for trial in data.trials if trial.intermediate_values]
+    every = math.ceil(len(reported) / MOST_CURVES)
+    shown = sorted(reported[::every], key=lambda trial: trial.state != TrialState.COMPLETE) if reported else []
     values: list[float] = []
     for trial in shown:
         points = sorted(trial.intermediate_values.items())
         values += [value for _, value in points]
         steps, heights = [step for step, _ in points], [value for _, value in points]
-        if trial.number == best or not points:
+        if trial.number == best:
             continue
         if trial.state == TrialState.PRUNED:
             axes.plot(steps, heights, color=RED, linewidth=0.8, alpha=0.5, marker="x", markevery=[-1], markersize=4)
@@ -82,7 +85,7 @@ def curves(data: ReportData, path: Path) -> None:
     if data.best is not None and data.best.intermediate_values:
         points = sorted(data.best.intermediate_values.items())
         axes.plot(*zip(*points, strict=True), color=INK, linewidth=2.2)
-    states = [trial.state for trial in data.trials if trial.intermediate_values]
+    states = [trial.state for trial in shown]
     for colour, label, present in (
         (INK, f"best: trial {best}", data.best is not None),
         (BLUE, "completed", TrialState.COMPLETE in states),
@@ -91,7 +94,8 @@ def curves(data: ReportData, path: Path) -> None:
     ):
         if present:
             axes.plot([], [], color=colour, label=label)
-    axes.set(title="Intermediate values", xlabel="epoch", ylabel=data.file.value_name)
+    of_which = f" of one trial in {every}" if every > 1 else ""
+    axes.set(title=f"Intermediate values{of_which}", xlabel="epoch", ylabel=data.file.value_name)
     axes.locator_params(axis="x", integer=True)
     if values:
         axes.set_ylim(*_padded(rank_limits(values, 0.02)))
