@@ -201,16 +201,35 @@ def replay(
     return Replay(found, epochs, now, duplicates)
 
 
-def both_ways(curve: Curve, space: dict[str, Any], workers: int, seed: int) -> tuple[Replay, Replay]:
+def foretold(curve: Curve) -> Curve:
+    """Trials that have their last value from the first epoch on, as if an oracle told pruner and sampler."""
+
+    def constant(params: dict[str, Any], rng: np.random.Generator) -> tuple[list[float], float]:
+        values, epoch_s = curve(params, rng)
+        return (values[-1:] * EPOCHS if len(values) == EPOCHS else values), epoch_s
+
+    return constant
+
+
+def both_ways(
+    curve: Curve, space: dict[str, Any], workers: int, seed: int, oracle: bool = False
+) -> tuple[Replay, Replay]:
+    """The published way and ours, for which an ``oracle`` may tell how trials end."""
     starts = [{name: DEFAULTS[name] for name in space}]
     return (
         replay(PUBLISHED, curve, space, workers, seed, published_sampler),
-        replay(OURS, curve, space, workers, seed, starts=starts),
+        replay(OURS, foretold(curve) if oracle else curve, space, workers, seed, starts=starts),
     )
 
 
 def compare(
-    curves: Callable[[int], Curve], space: dict[str, Any], numbers: list[int], seeds: int, console: Console, what: str
+    curves: Callable[[int], Curve],
+    space: dict[str, Any],
+    numbers: list[int],
+    seeds: int,
+    console: Console,
+    what: str,
+    oracle: bool = False,
 ) -> dict[str, Any]:
     """Replay both ways for every number of workers and seed; print and return the medians."""
     table = Table(title=f"{what}; medians of {seeds} seeds")
@@ -219,7 +238,7 @@ def compare(
     table.add_column("all of ours: epochs", justify="right")
     results: dict[str, Any] = {}
     for workers in numbers:
-        pairs = [both_ways(curves(seed), space, workers, seed) for seed in range(seeds)]
+        pairs = [both_ways(curves(seed), space, workers, seed, oracle) for seed in range(seeds)]
         moments = [ours.reached(theirs.best) for theirs, ours in pairs]
         hours = statistics.median(theirs.seconds for theirs, _ in pairs) / 3600
         our_epochs = statistics.median(moment.epochs for moment in moments)
@@ -255,6 +274,9 @@ def main() -> None:
     parser.add_argument("--study", type=Path, default=Path("configs/studies/experiment1.yaml"))
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--workers", type=int, nargs="+", default=list(WORKERS), help="default: 8 63 256")
+    parser.add_argument(
+        "--oracle", action="store_true", help="ours knows after a trial's first epoch how it ends: what bounds it"
+    )
     parser.add_argument("--json", type=Path, help="also write the medians here")
     given = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -263,13 +285,14 @@ def main() -> None:
     for entry in space.values():
         entry.update({key: float(entry[key]) for key in ("min", "max")})
     console = Console(width=130)
+    curves: Callable[[int], Curve]
     if given.curves:
         recorded = Recorded(given.curves, space)
-        results = compare(lambda seed: recorded, space, given.workers, given.seeds, console, recorded.what)
+        curves, what = lambda seed: recorded, recorded.what
     else:
-        results = compare(
-            lambda seed: MadeUp(space, seed), space, given.workers, given.seeds, console, "made-up curves"
-        )
+        curves, what = lambda seed: MadeUp(space, seed), "made-up curves"
+    what += ", an oracle for ours" if given.oracle else ""
+    results = compare(curves, space, given.workers, given.seeds, console, what, given.oracle)
     if given.json:
         given.json.write_text(json.dumps({"curves": str(given.curves or "made up"), **results}, indent=1) + "\n")
 

@@ -111,6 +111,12 @@ def test_a_target_that_most_seeds_miss_is_no_number(monkeypatch: pytest.MonkeyPa
     assert json.loads(json.dumps(results, allow_nan=False))["8"]["our_epochs"] is None
 
 
+def test_an_oracle_tells_the_end_of_what_does_not_diverge() -> None:
+    rng = np.random.default_rng(0)
+    assert search.foretold(rising)({"momentum": 0.9}, rng) == ([4.5] * 5, 10.0)
+    assert search.foretold(lambda params, rng: ([0.1, 0.2], 1.0))({}, rng) == ([0.1, 0.2], 1.0)
+
+
 def test_recorded_curves_answer_for_what_is_nearest(tmp_path: Path) -> None:
     rows = [
         {"params": {}, "map": [0.1] * 10, "pass_s": 2.0},
