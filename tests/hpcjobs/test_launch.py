@@ -105,7 +105,7 @@ def test_ctrl_c_ends_a_study_on_this_machine_and_says_how_to_go_on(tmp_path: Pat
     assert "0 of 2 trials have ended, 2 are left" in said
     assert f"--resume {shlex.quote(str(folder))}" in said
     (node,) = read_nodes(paths)
-    assert process_gone(node.pid, node.start)
+    wait_for(lambda: process_gone(node.pid, node.start))  # it has said that it ends, and cleans up
     assert count(open_study(paths)).waiting == 2
 
 
