@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -34,13 +35,19 @@ def fork(function: Callable[[], None]) -> int:
     if pid == 0:
         try:
             function()
-        finally:
             os._exit(0)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
     return pid
 
 
+def wait_for_all(pids: list[int]) -> None:
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [0] * len(pids)
+
+
 def wait_for(path: Path) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not path.exists():
         assert time.monotonic() < end, f"{path} did not appear"
         time.sleep(0.002)
@@ -61,7 +68,7 @@ def hold_for_ever(make: MakeLock, journal: Path) -> int:
 
 def count(make: MakeLock, journal: Path, turns: int) -> None:
     """Add 1 to a number in a file, which goes wrong as soon as two do it at once."""
-    lock, number = make(journal, 60), journal.parent / "number"
+    lock, number = make(journal, 300), journal.parent / "number"
     for _ in range(turns):
         lock.acquire()
         number.write_text(str(int(number.read_text()) + 1))
@@ -73,8 +80,7 @@ def test_only_one_process_holds_it(make: MakeLock, tmp_path: Path) -> None:
     (tmp_path / "number").write_text("0")
     journal = tmp_path / "journal.log"
     pids = [fork(lambda: count(make, journal, 100)) for _ in range(6)]
-    for pid in pids:
-        os.waitpid(pid, 0)
+    wait_for_all(pids)
     assert (tmp_path / "number").read_text() == "600"
 
 
@@ -264,8 +270,7 @@ def test_breaker_that_died_is_replaced_by_exactly_one(tmp_path: Path) -> None:
     assert create_owned(tmp_path / lock_file.name.replace("lock", "break"), dead)
     (tmp_path / "number").write_text("0")
     pids = [fork(lambda: count(SoftLock, journal, 20)) for _ in range(5)]
-    for pid in pids:
-        os.waitpid(pid, 0)
+    wait_for_all(pids)
     assert (tmp_path / "number").read_text() == "100"
     assert not list(tmp_path.glob("journal.break.*"))
 
