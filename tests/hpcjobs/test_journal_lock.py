@@ -36,8 +36,10 @@ def fork(function: Callable[[], None]) -> int:
         try:
             function()
             os._exit(0)
-        except BaseException:
+        except Exception:
             sys.excepthook(*sys.exc_info())
+            raise
+        finally:
             os._exit(1)
     return pid
 
