@@ -278,6 +278,8 @@ class FileBackend(BaseJournalBackend):
                     data = b"".join(lines() if since is None else self._missing(lines(), since))
                     if data:
                         self._append_locked(data)
+                    elif since is not None:  # they are in the file; is it the one that stays?
+                        self._lock.confirm()
                     self._sync_due |= synced
                 break
             except FencedError:

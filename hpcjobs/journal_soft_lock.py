@@ -7,7 +7,9 @@ owner who wakes up appends to a file that no name leads to any more, sees it (``
 inode is the generation number, and the filesystem itself checks it at the append.
 
 One breaker for one inode: who has created ``journal.break.<inode>``. A breaker's place is taken only when it is gone
-for certain, never because it is slow, since it may be about to rename.
+for certain, never because it is slow, since it may be about to rename. It announces itself before it copies, and owners
+look for that before and after they write: what an owner has confirmed is in the copy, also if the lock changed hands
+while the breaker took its former owner for dead.
 
 A lock is broken when its owner is gone for certain (same machine: no such process; elsewhere: Slurm says that the job
 is over), or when it has not changed for ``lease_s`` of the waiter's own time: clocks of nodes are never compared.
@@ -99,9 +101,9 @@ class SoftLock(JournalLock):
             return False
         # Opening a file anew asks the server for its true size, on NFS too.
         named = status_of(self._journal)
-        if named is None or inode(named) != inode(status):
+        if named is None or inode(named) != inode(status) or self._is_being_replaced(lock_file):
             os.close(descriptor)
-            lock_file.unlink()
+            lock_file.unlink(missing_ok=True)  # a breaker may have been quicker
             return False
         self.descriptor, self.status, self._lock_file, self._held = descriptor, os.fstat(descriptor), lock_file, True
         return True
@@ -113,7 +115,9 @@ class SoftLock(JournalLock):
         if lock_file is None or not (stalled or (owner is not None and self._is_gone(owner, held_s))):
             return
         with self._only_replacer(lock_file) as alone:
-            if alone and self._replace_journal(lock_file):
+            # the lock may have changed hands before we announced ourselves; from now on nobody confirms a record
+            unchanged = alone and lock_file.exists() and read_owner(lock_file) == owner
+            if unchanged and self._replace_journal(lock_file):
                 who = owner.describe() if owner else "an unknown process"
                 why = "stalled" if stalled else "is gone"
                 log.warning("%s: broke the lock of %s, which %s", self._journal, who, why)
@@ -125,7 +129,7 @@ class SoftLock(JournalLock):
     @contextmanager
     def _only_replacer(self, lock_file: Path) -> Iterator[bool]:
         """Be the only one who may replace the journal that this lock is for; False if somebody else is."""
-        first = breaking = lock_file.with_name(lock_file.name.replace(".lock.", ".break."))
+        first = breaking = _announcement(lock_file)
         while not create_owned(breaking, self._owner):
             other = read_owner(breaking)
             if other is None or not is_gone(other, self._watched.asked_slurm):
@@ -141,6 +145,17 @@ class SoftLock(JournalLock):
                     passed_over.unlink(missing_ok=True)
             first.unlink(missing_ok=True)
             breaking.unlink(missing_ok=True)
+
+    def _is_being_replaced(self, lock_file: Path) -> bool:
+        """Whether somebody else has announced to replace the journal that this lock is for, and may still do it."""
+        breaking = _announcement(lock_file)
+        while (other := read_owner(breaking)) is not None:
+            if other.token == self._owner.token:
+                return False
+            if not is_gone(other, self._watched.asked_slurm):
+                return True
+            breaking = breaking.with_name(f"{breaking.name}.{other.token}")
+        return breaking.exists()  # announced this moment, and not written yet
 
     def replace_journal(self, new: Path) -> None:
         assert self._lock_file is not None, "replace_journal() without the lock"
@@ -169,9 +184,11 @@ class SoftLock(JournalLock):
 
     def confirm(self) -> None:
         assert self._lock_file is not None, "confirm() without the lock"
+        # In this order: whoever announces itself after the first look copies what has been written before it.
+        replaced = self._is_being_replaced(self._lock_file)
         named, owner = status_of(self._journal), read_owner(self._lock_file)
         mine = owner is not None and owner.token == self._owner.token
-        if named is None or inode(named) != inode(os.fstat(self.descriptor)) or not mine:
+        if replaced or named is None or inode(named) != inode(os.fstat(self.descriptor)) or not mine:
             raise FencedError(f"{self._journal}: this process stalled, and its lock was taken from it")
 
     def release(self) -> None:
@@ -213,6 +230,10 @@ class _Watched:
 
 def _beside(journal: Path, kind: str, status: os.stat_result) -> Path:
     return journal.with_name(f"{journal.stem}.{kind}.{status.st_ino}")
+
+
+def _announcement(lock_file: Path) -> Path:
+    return lock_file.with_name(lock_file.name.replace(".lock.", ".break."))
 
 
 def create_owned(path: Path, owner: LockOwner) -> bool:

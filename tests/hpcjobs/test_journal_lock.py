@@ -291,6 +291,56 @@ def test_breaker_that_lives_is_left_its_place(tmp_path: Path) -> None:
     assert journal.stat().st_ino == inode
 
 
+def test_lock_that_was_freed_and_taken_again_is_not_broken_for_its_former_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A waiter saw the former owner, which freed the lock and died before the waiter looked for its process."""
+    journal = tmp_path / "journal.log"
+    former, owner, waiter = SoftLock(journal, 5), SoftLock(journal, 5), SoftLock(journal, 5)
+    former.acquire()
+    assert not waiter._try()
+    token = former._owner.token
+    monkeypatch.setattr(journal_soft_lock, "is_gone", lambda other, _: other.token == token)
+    former.release()
+    owner.acquire()
+    inode = journal.stat().st_ino
+    waiter._break_if_abandoned()
+    assert journal.stat().st_ino == inode
+    owner.confirm()
+    assert not list(tmp_path.glob("journal.break.*"))
+
+
+def test_nobody_confirms_or_takes_a_lock_while_the_journal_is_being_copied(tmp_path: Path) -> None:
+    """What is written after the copy would be lost, although its owner still finds the journal in its place."""
+    journal = tmp_path / "journal.log"
+    owner = SoftLock(journal, 5)
+    owner.acquire()
+    (lock_file,) = tmp_path.glob("journal.lock.*")
+    announcement = tmp_path / lock_file.name.replace("lock", "break")
+    assert create_owned(announcement, LockOwner(host="other-node"))
+    with pytest.raises(FencedError):
+        owner.confirm()
+    owner.release()
+    with pytest.raises(JournalTimeoutError):
+        SoftLock(journal, 0.2).acquire()
+    assert not lock_file.exists()
+    announcement.unlink()
+    owner.acquire()
+    owner.confirm()
+
+
+def test_breaker_that_died_stops_no_owner(tmp_path: Path) -> None:
+    journal = tmp_path / "journal.log"
+    owner = SoftLock(journal, 5)
+    owner.acquire()
+    (lock_file,) = tmp_path.glob("journal.lock.*")
+    dead = dataclasses.replace(LockOwner(), start=1)  # an earlier process of the same number
+    assert create_owned(tmp_path / lock_file.name.replace("lock", "break"), dead)
+    owner.confirm()
+    owner.release()
+    owner.acquire()
+
+
 def test_owner_from_a_later_process_of_the_same_number_is_gone() -> None:
     me = LockOwner()
     assert not journal_soft_lock.is_gone(me, {})
