@@ -234,9 +234,10 @@ class NodeAgent:
         if self.wants_requeue:
             self.report.message += "; queued again"
         elif not left:
-            self.report.message = "the budget is spent"
+            self.report.message = ""  # nothing that needs a word
         self._write_report()
-        log.info("node ends: %s; %d trials are left", self.report.message or "no worker can go on", left)
+        why = self.report.message or ("no worker can go on" if left else "all trials have ended")
+        log.info("node ends: %s; %d trials are left", why, left)
         if left and self._stopped_at is None:
             return EXIT_NO_WORKER
         return 0

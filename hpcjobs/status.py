@@ -16,14 +16,13 @@ from rich.live import Live
 from hpcjobs import slurm_control
 from hpcjobs.budget import why_stopped
 from hpcjobs.errors import run_entry
-from hpcjobs.heartbeat import read_nodes
 from hpcjobs.journal_replay import no_garbage_collection
 from hpcjobs.launch import recorded
 from hpcjobs.owners import process_start
 from hpcjobs.paths import StudyPaths
 from hpcjobs.placement_map import draw, read_map
 from hpcjobs.progress import Snapshot, StudyWatch
-from hpcjobs.status_view import CELLS, one_line, render
+from hpcjobs.status_view import CELLS, GONE, one_line, render
 from hpcjobs.study import open_study
 
 REFRESH_S = 2.0
@@ -59,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json:
         print(json.dumps(now.as_dict(), indent=2, default=str))
     elif options.placement:
-        show_placement(paths, console)
+        show_placement(paths, now, console)
     elif options.once:
         console.print(render(now))
     else:
@@ -76,9 +75,9 @@ def _open(paths: StudyPaths) -> tuple[StudyWatch, Snapshot]:
     return watched, now
 
 
-def show_placement(paths: StudyPaths, console: Console) -> None:
-    """The map of each node that has started, with what its workers do now."""
-    reports = read_nodes(paths)
+def show_placement(paths: StudyPaths, now: Snapshot, console: Console) -> None:
+    """The map of each node that runs, with what its workers do now; after the last one has ended, of all."""
+    reports = [line.report for line in now.nodes if line.state not in GONE] or [line.report for line in now.nodes]
     for report in reports:
         placement = read_map(paths.placement_file(report.element))
         if placement is not None:

@@ -14,6 +14,7 @@ from hpcjobs.progress import NodeLine, Snapshot
 from hpcjobs.text import duration, number_text
 
 NODES_SHOWN = 40
+NODES_NAMED = 4  # of those that say the same
 # a node with more workers shows them on a line of their own, unless the terminal is wide
 CELLS_IN_LINE = 16
 WIDE = 140
@@ -112,10 +113,12 @@ class Nodes:
         yield Text(legend, style="dim")
 
     def _notes(self) -> list[Text]:
-        notes = []
+        said: dict[str, dict[str, None]] = {}  # many nodes say the same: one line
         for line in self._lines:
             if line.report.message:
-                notes.append(Text(f"{line.report.node}: {line.report.message}", style="yellow"))
+                said.setdefault(line.report.message, {})[line.report.node] = None
+        notes = [Text(f"{_first(list(nodes))}: {message}", style="yellow") for message, nodes in said.items()]
+        for line in self._lines:
             if line.report.host_limit and line.state not in GONE:
                 notes.append(
                     Text(f"{line.report.node}: the host is the limit: {line.report.host_limit}", style="yellow")
@@ -149,6 +152,11 @@ def _cells_of(line: NodeLine) -> dict[str, Text | str]:
 
 def _workers(report: NodeReport) -> Text:
     return Text.assemble(*[CELLS.get(worker.state, ("?", "red")) for worker in report.workers])
+
+
+def _first(nodes: list[str]) -> str:
+    rest = len(nodes) - NODES_NAMED
+    return ", ".join(nodes[:NODES_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _is_notable(worker: WorkerStatus) -> bool:

@@ -197,6 +197,42 @@ def test_the_map_of_a_node_shows_its_workers(studies: Any, capsys: pytest.Captur
     assert "2 workers" in out and "CPUs (one letter per worker" in out
 
 
+def test_the_map_leaves_out_what_has_ended_as_long_as_a_node_runs(
+    studies: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = studies.create("quadratic", trials=2)
+    studies.launch(study)
+    studies.finish(study)
+    (ended,) = read_nodes(study.paths)
+    live = NodeReport("18_0", "token", "another host", "n2", 1, "x", state="running")
+    live.write(study.paths)
+    map_of = study.paths.placement_file("18_0")
+    map_of.parent.mkdir()
+    map_of.write_text(study.paths.placement_file(ended.element).read_text().replace(ended.node, "n2"))
+    assert main([str(study.paths.folder), "--placement"]) == 0
+    out = capsys.readouterr().out
+    assert "n2: " in out and f"{ended.node}: " not in out
+
+
+def test_what_many_nodes_say_is_one_line(studies: Any) -> None:
+    study = studies.create("quadratic")
+    for number in range(7):
+        said = "the job's time limit is near" if number < 6 else "another mode"
+        NodeReport(f"17_{number}", "t", "host", f"n{number}", 1, "x", state="ended", message=said).write(study.paths)
+    shown = io.StringIO()
+    Console(file=shown, width=100).print(render(StudyWatch(study).look()))
+    assert "n0, n1, n2, n3 and 2 more: the job's time limit is near\nn6: another mode" in re.sub(
+        r" +\n", "\n", shown.getvalue()
+    )
+
+
+def test_an_ordinary_end_needs_no_word(studies: Any) -> None:
+    study = studies.create("quadratic", trials=2)
+    studies.launch(study)
+    studies.finish(study)
+    assert [report.message for report in read_nodes(study.paths)] == [""]
+
+
 @pytest.mark.parametrize(("width", "own_line"), [(80, True), (140, False)])
 def test_64_workers_of_a_node_are_one_unbroken_row_of_cells(width: int, own_line: bool, studies: Any) -> None:
     study = studies.create("quadratic")
