@@ -33,7 +33,7 @@ TRIALS_SHOWN = 15
 _EXAMPLES = """\
 example:
   python -m hpcjobs.collect runs/experiment1
-  python -m autospeed_model.train --data OUT --config runs/experiment1/results/best_params.yaml
+  python -m autospeed_model.train --data packed --config runs/experiment1/results/best_params.yaml
 """
 
 

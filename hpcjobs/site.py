@@ -101,7 +101,8 @@ def look(python: str | None = None) -> Site:
             problems.append(f"{command[0]}: {error}")
             return ""
         if done.returncode != 0:
-            problems.append(f"{' '.join(command[:3])}: {(done.stderr or done.stdout).strip()[:200]}")
+            said = (done.stderr or done.stdout).strip().splitlines()  # the first line is the cause, mostly
+            problems.append(f"{' '.join(command[:2])}: {said[0][:200] if said else f'exit code {done.returncode}'}")
             return ""
         return done.stdout
 

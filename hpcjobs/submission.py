@@ -45,6 +45,7 @@ class Submission:
     choice: Choice | None = None  # the answer to --mode auto
     warm_start: StudyPaths | None = None
     objective_sets: Mapping[str, str] = field(default_factory=dict)  # variables, as it declares them
+    lacks: str = ""  # a dry run's data that is not there yet
 
 
 def new_submission(options: argparse.Namespace) -> Submission:
@@ -93,7 +94,13 @@ def new_submission(options: argparse.Namespace) -> Submission:
     from hpcjobs.sampling import check_sampling
 
     check_sampling(study)
-    check_data(data, needed=declaration.needs_data)
+    lacks = ""
+    try:
+        check_data(data, needed=declaration.needs_data)
+    except UserError as error:
+        if not options.dry_run:
+            raise
+        lacks = str(error)  # people look at a plan before hours of preparing data
     declared = declaration.parameters or {}
     defaults = {name: info["default"] for name, info in declared.items() if "default" in info}
     warm_start = StudyPaths(absolute(options.warm_start)) if options.warm_start is not None else None
@@ -106,7 +113,9 @@ def new_submission(options: argparse.Namespace) -> Submission:
         choice = _choose(options, file, declaration)
         file = file.model_copy(update={"run": _chosen_run(run, study, choice)})
         plan = make_plan(file, local_cores=available_cores())
-    return Submission(paths, file, plan, choice=choice, warm_start=warm_start, objective_sets=declaration.environment)
+    return Submission(
+        paths, file, plan, choice=choice, warm_start=warm_start, objective_sets=declaration.environment, lacks=lacks
+    )
 
 
 def _choose(options: argparse.Namespace, file: StudyFile, declaration: Declaration) -> Choice:

@@ -24,14 +24,14 @@ from hpcjobs.submission import AUTO, Submission, new_submission, resumed_submiss
 _EXAMPLES = """\
 examples:
   # on this machine, without Slurm: two workers, live progress, the best parameters at the end
-  python -m hpcjobs.submit --study configs/studies/experiment1.yaml --data OUT --trials 8 --epochs 2 --workers 2
+  python -m hpcjobs.submit --study configs/studies/experiment1.yaml --data packed --trials 8 --epochs 2 --workers 2
 
   # look first: the plan, the whole sbatch text and one step's srun line; nothing is made
   python -m hpcjobs.submit --nodes 4 --study configs/studies/experiment1.yaml --cluster lumi \\
-      --account project_465000000 --data OUT --trials 100 --epochs 5 --dry-run
+      --account project_465000000 --data packed --trials 100 --epochs 5 --dry-run
 
   # four nodes whose GPUs are split into 64 logical ones each
-  python -m hpcjobs.submit --nodes 4 --study my_study.yaml --cluster my_site.yaml --data OUT --mode cpx
+  python -m hpcjobs.submit --nodes 4 --study my_study.yaml --cluster my_site.yaml --data packed --mode cpx
 
   # two more nodes and fifty more trials for a study that is finished, interrupted or running
   python -m hpcjobs.submit --resume runs/experiment1-20260101-120000 --nodes 2 --trials +50
@@ -68,7 +68,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--study", type=Path, metavar="YAML", help="what is searched: parameters, or a full study file")
     parser.add_argument("--cluster", metavar="YAML|NAME", help="a profile's path, or its name in configs/clusters")
-    parser.add_argument("--data", type=Path, metavar="OUT", help="prepared data, as autospeed_model.prepare writes it")
+    parser.add_argument(
+        "--data", type=Path, metavar="PACKED", help="prepared data, as autospeed_model.prepare writes it"
+    )
     parser.add_argument("--nodes", type=_positive, metavar="N", help="nodes, one array element each (default: 1)")
     parser.add_argument("--trials", type=_trials, metavar="N", help="trials of the study (default: the study file's)")
     parser.add_argument("--epochs", type=_positive, metavar="N", help="epochs of a trial (default: the study file's)")
@@ -121,7 +123,8 @@ def show(submission: Submission, console: Console) -> None:
         "folder": str(submission.paths.folder),
         "searched": ", ".join(study.parameters),
         "fixed": ", ".join(f"{name}={value}" for name, value in study.fixed.items()),
-        "trials": f"{study.trials} of {study.epochs} epochs; sampler {study.sampler.name}, pruner {study.pruner.name}",
+        "trials": f"{study.trials}, each {_counted(study.epochs, 'epoch')}; sampler {study.sampler.name}, "
+        f"pruner {study.pruner.name}",
         "data": str(file.run.data) if file.run.data else "",
         "where": f"cluster {plan.cluster.name}" if plan.cluster else "this machine",
         "nodes": str(plan.nodes) + (f" in {len(plan.arrays)} job arrays" if len(plan.arrays) > 1 else ""),
@@ -173,6 +176,8 @@ def show_dry_run(submission: Submission, console: Console) -> None:
         for name, value in submission.objective_sets.items():
             print(f"{name}={value}")
     print("\nnothing was made or submitted (--dry-run)")
+    if submission.lacks:
+        console.print(Text(f"note: without --dry-run this is an error: {submission.lacks}"), style="yellow")
 
 
 def make(submission: Submission) -> None:

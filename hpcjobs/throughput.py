@@ -32,10 +32,10 @@ PER_GPU_HERE = (1, 2, 4, 8)
 _EXAMPLES = """\
 examples:
   # four modes of a node of eight MI300X: one job per mode, eight batch sizes each
-  python -m hpcjobs.throughput --cluster mi300x-generic --data OUT --modes spx,dpx,qpx,cpx --wait
+  python -m hpcjobs.throughput --cluster mi300x-generic --data packed --modes spx,dpx,qpx,cpx --wait
 
   # on this machine: 1, 2, 4 and 8 workers on each GPU (NVIDIA: through MPS where it is installed)
-  python -m hpcjobs.throughput --data OUT --batch-sizes 8,32,128
+  python -m hpcjobs.throughput --data packed --batch-sizes 8,32,128
 
   # go on after a time limit; write the tables and charts from what is done
   python -m hpcjobs.throughput --resume runs/throughput-20260101-120000 --wait
@@ -174,7 +174,9 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--cluster", metavar="YAML|NAME", help="a profile; without it: this machine")
-    parser.add_argument("--data", type=Path, metavar="OUT", help="prepared data, as autospeed_model.prepare writes it")
+    parser.add_argument(
+        "--data", type=Path, metavar="PACKED", help="prepared data, as autospeed_model.prepare writes it"
+    )
     parser.add_argument("--modes", type=_words, metavar="M,M", help=f"of {','.join(MODES)} (default: the profile's)")
     parser.add_argument(
         "--per-gpu", type=_numbers, metavar="K,K", help="workers per logical GPU (default: 1; on this machine 1,2,4,8)"

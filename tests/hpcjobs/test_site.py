@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpcjobs.load import load_cluster
-from hpcjobs.site import Site, parse_modules, parse_partitions, parse_settings, parse_time
+from hpcjobs.site import Site, look, parse_modules, parse_partitions, parse_settings, parse_time
 from hpcjobs.site_profile import findings, profile_text
 
 # partition, state, limit, nodes, CPUs, memory, gres, features: as sinfo prints them on sites of different kinds
@@ -87,6 +88,14 @@ def test_each_row_says_what_is_wrong_and_what_to_do(what: str, verdict: str, mor
     row = next(row for row in rows if row.what == what)
     assert row.verdict == verdict
     assert bool(row.remedy) == (verdict != "right")
+
+
+def test_of_a_command_that_fails_the_first_line_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sinfo = tmp_path / "sinfo"
+    sinfo.write_text("#!/bin/sh\necho 'sinfo: error: no controller\nsinfo: fatal: gone' >&2\nexit 1\n")
+    sinfo.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert "sinfo --noheader: sinfo: error: no controller" in look(sys.executable).problems
 
 
 @pytest.mark.parametrize(("free_gb", "verdict"), [(1.0, "wrong"), (20.0, "doubtful"), (500.0, "right")])

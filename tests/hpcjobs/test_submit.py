@@ -119,6 +119,20 @@ def test_a_dry_run_shows_plan_script_and_step_and_makes_nothing(
     assert "expected 32 a node" in out
 
 
+@pytest.mark.parametrize("data", [[], ["--data", "not yet"]])
+def test_a_dry_run_shows_the_plan_before_there_is_data(
+    data: list[str], project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "hungry.yaml").write_text(STUDY.replace(":train", ":hungry"))
+    arguments = ["--study", "hungry.yaml", "--cluster", "site.yaml", *data]
+    assert submit(*arguments, "--dry-run") == 0
+    shown = capsys.readouterr().out
+    assert "#SBATCH" in shown
+    assert "without --dry-run this is an error: --data" in shown
+    assert submit(*arguments) == 2
+    assert capsys.readouterr().err.startswith("error: --data")
+
+
 def test_a_dry_run_on_this_machine_shows_a_workers_command(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert submit("--study", "search.yaml", "--workers", "2", "--dry-run") == 0
     out = capsys.readouterr().out
