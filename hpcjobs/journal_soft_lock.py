@@ -11,8 +11,10 @@ for certain, never because it is slow, since it may be about to rename. It annou
 look for that before and after they write: what an owner has confirmed is in the copy, also if the lock changed hands
 while the breaker took its former owner for dead.
 
-A lock is broken when its owner is gone for certain (same machine: no such process; elsewhere: Slurm says that the job
-is over), or when it has not changed for ``lease_s`` of the waiter's own time: clocks of nodes are never compared.
+A lock is broken when its owner is gone for certain (same machine: no such process), or when it has not changed for
+``lease_s`` of the waiter's own time: clocks of nodes are never compared. The length of a lease decides how long others
+wait and how often a slow owner starts again, never what is written. A breaker has no lease: Slurm is asked about one on
+another machine.
 """
 
 from __future__ import annotations
@@ -50,8 +52,6 @@ from hpcjobs.journal_lock import (
 log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.03
-# Slurm is asked only about an owner that has held the lock so long: where many write, it changes hands all the time.
-_ASK_SLURM_AFTER_S = 3.0
 _ASK_SLURM_EVERY_S = 20.0
 _NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
@@ -63,10 +63,9 @@ def lock_for(journal: Path, deadline_s: float = DEFAULT_DEADLINE_S) -> JournalLo
 
 class SoftLock(JournalLock):
     """See the module. ``lease_s``: how long a holder may stall before it is fenced off, which costs it nothing but its
-    time. Whoever dies on a machine of which Slurm knows nothing (a submission on the login node) keeps all others
-    waiting so long."""
+    time. Whoever dies with the lock keeps all others waiting so long, if nobody waits on the same machine."""
 
-    def __init__(self, journal: Path, deadline_s: float, lease_s: float = 10.0) -> None:
+    def __init__(self, journal: Path, deadline_s: float, lease_s: float = 5.0) -> None:
         self._lease_s = lease_s
         super().__init__(journal, deadline_s)
 
@@ -78,7 +77,8 @@ class SoftLock(JournalLock):
     def acquire(self, deadline_s: float | None = None) -> bool:
         end, pause = self._end(deadline_s), _FIRST_PAUSE_S
         while not self._try():
-            self._break_if_abandoned()
+            if self._break_if_abandoned():
+                pause = _LONGEST_PAUSE_S  # those who have waited for the broken lock come first
             if time.monotonic() > end:
                 raise self._timeout(self._watched.owner)
             time.sleep(pause * random.uniform(0.5, 1.0))
@@ -108,12 +108,12 @@ class SoftLock(JournalLock):
         self.descriptor, self.status, self._lock_file, self._held = descriptor, os.fstat(descriptor), lock_file, True
         return True
 
-    def _break_if_abandoned(self) -> None:
+    def _break_if_abandoned(self) -> bool:
+        """Whether the lock was broken."""
         owner, lock_file = self._watched.owner, self._watched.path
-        held_s = time.monotonic() - self._watched.since
-        stalled = held_s > self._lease_s
-        if lock_file is None or not (stalled or (owner is not None and self._is_gone(owner, held_s))):
-            return
+        stalled = time.monotonic() - self._watched.since > self._lease_s
+        if lock_file is None or not (stalled or (owner is not None and has_ended_here(owner))):
+            return False
         with self._only_replacer(lock_file) as alone:
             # the lock may have changed hands before we announced ourselves; from now on nobody confirms a record
             unchanged = alone and lock_file.exists() and read_owner(lock_file) == owner
@@ -122,9 +122,8 @@ class SoftLock(JournalLock):
                 why = "stalled" if stalled else "is gone"
                 log.warning("%s: broke the lock of %s, which %s", self._journal, who, why)
                 lock_file.unlink(missing_ok=True)
-
-    def _is_gone(self, owner: LockOwner, held_s: float) -> bool:
-        return (is_visible(owner) or held_s > _ASK_SLURM_AFTER_S) and is_gone(owner, self._watched.asked_slurm)
+                return True
+        return False
 
     @contextmanager
     def _only_replacer(self, lock_file: Path) -> Iterator[bool]:
@@ -275,12 +274,15 @@ def is_visible(owner: LockOwner) -> bool:
     return owner.host == socket.gethostname() and owner.namespace == process_namespace()
 
 
+def has_ended_here(owner: LockOwner) -> bool:
+    """Whether an owner on this machine has certainly ended. False also means: not known."""
+    return is_visible(owner) and (owner.boot != boot_id() or process_start(owner.pid) != owner.start)
+
+
 def is_gone(owner: LockOwner, asked_slurm: dict[str, tuple[float, bool]]) -> bool:
     """Whether an owner has certainly ended. False also means: not known."""
-    if is_visible(owner):
-        return owner.boot != boot_id() or process_start(owner.pid) != owner.start
-    if owner.job is None:
-        return False
+    if is_visible(owner) or owner.job is None:
+        return has_ended_here(owner)
     when, gone = asked_slurm.get(owner.job, (-_ASK_SLURM_EVERY_S, False))
     if not gone and time.monotonic() - when > _ASK_SLURM_EVERY_S:
         gone = slurm_says_over(owner.job)

@@ -208,14 +208,10 @@ def test_soft_lock_of_another_node_is_broken_after_its_lease_and_its_owner_fence
     assert sorted(path.name for path in tmp_path.iterdir()) == ["journal.log"]
 
 
-def test_soft_lock_that_changes_hands_is_not_taken_for_a_stalled_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither is Slurm asked about its owners."""
-    monkeypatch.setattr(journal_soft_lock, "slurm_says_over", lambda job: pytest.fail("Slurm was asked"))
+def test_soft_lock_that_changes_hands_is_not_taken_for_a_stalled_one(tmp_path: Path) -> None:
     journal = tmp_path / "journal.log"
     busy, waiter = SoftLock(journal, 5), SoftLock(journal, 5, lease_s=0.3)
-    elsewhere(busy, job="42")
+    elsewhere(busy)
     inode = journal.stat().st_ino if journal.exists() else None
     end = time.monotonic() + 0.9
     while time.monotonic() < end:
@@ -227,16 +223,34 @@ def test_soft_lock_that_changes_hands_is_not_taken_for_a_stalled_one(
     assert journal.stat().st_ino == inode
 
 
-def test_soft_lock_of_an_ended_job_is_broken_before_its_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm_is_asked_about_a_breaker_and_not_about_an_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """128 waiters would ask it about one owner, whose lease ends soon; a breaker has none."""
     asked = []
-    monkeypatch.setattr(journal_soft_lock, "_ASK_SLURM_AFTER_S", 0.2)
     monkeypatch.setattr(journal_soft_lock, "slurm_says_over", lambda job: asked.append(job) or True)
     journal = tmp_path / "journal.log"
-    dead = SoftLock(journal, 5)
+    dead, breaker = SoftLock(journal, 5), SoftLock(journal, 5)
     elsewhere(dead, job="42")
+    elsewhere(breaker, job="43")
     dead.acquire()
-    SoftLock(journal, 60, lease_s=120).acquire()
-    assert asked == ["42"]
+    (lock_file,) = tmp_path.glob("journal.lock.*")
+    assert create_owned(tmp_path / lock_file.name.replace("lock", "break"), breaker._owner)
+    SoftLock(journal, 60, lease_s=0.3).acquire()
+    assert asked == ["43"]
+
+
+def test_whoever_breaks_a_lock_lets_those_go_first_who_have_waited_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another submission sees at once that the one before it has died, and would always be the quickest."""
+    pauses = []
+    monkeypatch.setattr(journal_soft_lock.time, "sleep", pauses.append)
+    monkeypatch.setattr(journal_soft_lock.random, "uniform", lambda low, high: high)
+    journal = tmp_path / "journal.log"
+    dead = SoftLock(journal, 5)
+    dead._owner = dataclasses.replace(dead._owner, start=1)  # an earlier process of the same number
+    dead.acquire()
+    SoftLock(journal, 5).acquire()
+    assert pauses == [journal_soft_lock._LONGEST_PAUSE_S]
 
 
 @pytest.mark.parametrize(
@@ -300,7 +314,7 @@ def test_lock_that_was_freed_and_taken_again_is_not_broken_for_its_former_owner(
     former.acquire()
     assert not waiter._try()
     token = former._owner.token
-    monkeypatch.setattr(journal_soft_lock, "is_gone", lambda other, _: other.token == token)
+    monkeypatch.setattr(journal_soft_lock, "has_ended_here", lambda other: other.token == token)
     former.release()
     owner.acquire()
     inode = journal.stat().st_ino

@@ -82,7 +82,7 @@ def stop_agent(world: World) -> Injected | None:
 
 
 def stop_lock_holder(world: World) -> Injected | None:
-    """Everybody waits: a kernel lock is not broken, a soft one only after its lease of 10 s."""
+    """Everybody waits: a kernel lock is not broken, a soft one after its lease of 5 s."""
     pid = world.holder()
     return _stop(pid, world.rng.uniform(2, 6)) if pid else None
 
