@@ -1,7 +1,8 @@
 """One agent of a study looks after trials whose node is gone, and asks Slurm for all of them.
 
-Which one is told by a lease: a file that its holder rewrites with every look. Two holders for a moment do no harm,
-since a trial is recovered inside the journal's exclusive section.
+Which one is told by a lease: a file that its holder rewrites with every beat. Two holders for a moment do no harm,
+since a trial is recovered inside the journal's exclusive section. So the lease is short: after a few beats without a
+change, which also a holder misses that waits for the journal, another agent looks.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from hpcjobs.study import OpenStudy
 log = logging.getLogger("hpcjobs.guardian")
 
 LOOK_S = 5.0
-LEASE_S = 20.0
+LEASE_S = 10.0
 # Slurm is asked so often while all is well, and at every look while a running trial's node is silent
 ASK_S = 60.0
 ASK_IN_DOUBT_S = 10.0
@@ -47,18 +48,17 @@ class Guardian:
         self.jobs: dict[str, slurm_control.JobState] = {}
 
     def tick(self) -> None:
-        """Call this every few seconds."""
+        """Call this with every beat of the node."""
         now = time.monotonic()
-        if now - self._looked < LOOK_S:
+        if not self._holds_lease(now) or now - self._looked < LOOK_S:
             return
         self._looked = now
-        if self._holds_lease(now):
-            try:
-                self._look(now)
-            except OSError as error:
-                if not is_journal_out_of_reach(error):
-                    raise
-                log.error("nothing is recovered now: %s", error)
+        try:
+            self._look(now)
+        except OSError as error:
+            if not is_journal_out_of_reach(error):
+                raise
+            log.error("nothing is recovered now: %s", error)
 
     def _holds_lease(self, now: float) -> bool:
         """Take the lease if nobody has it or its holder has been silent, by our clock, for too long."""
@@ -71,6 +71,8 @@ class Guardian:
         free = lease is None or lease.get("agent") in (self._agent, None)
         if not free and now - self._seen[1] < LEASE_S:
             return False
+        if lease is not None and lease.get("agent") not in (self._agent, None):
+            log.info("agent %s is silent: this one looks after other nodes' trials", lease["agent"])
         self._beat += 1
         return self._write_lease({"agent": self._agent, "beat": self._beat})
 
@@ -80,6 +82,7 @@ class Guardian:
         except OSError as error:  # a full disk, say: whoever can write next takes the lease
             log.warning("the guardian's lease cannot be written: %s", error)
             return False
+        self._seen = (lease, time.monotonic())
         return True
 
     def release(self) -> None:

@@ -8,6 +8,10 @@ from hpcjobs.heartbeat import OLD_S, HeartbeatWatch
 from hpcjobs.owners import Owner, process_alive
 from hpcjobs.slurm_control import ALIVE, GONE, WAITING, JobState
 
+# Slurm says so when all processes of a job have ended, or are on a node that it has given up.
+ENDED = frozenset(
+    {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "PREEMPTED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"}
+)
 # Without Slurm's word another host's silence proves little: its network or filesystem may only be slow.
 SILENT_WITHOUT_SLURM_S = 900.0
 
@@ -34,7 +38,8 @@ def gone(owner: Owner, watch: HeartbeatWatch, jobs: Mapping[str, JobState] | Non
         state = jobs.get(owner.element) or jobs.get(owner.job) or GONE
         if state.state in ALIVE:
             return None
-        if silent is None or silent > OLD_S or state.state in WAITING:
+        # a job that Slurm does not know may only have been forgotten, and go on
+        if state.state in WAITING | ENDED or silent is None or silent > OLD_S:
             return f"Slurm says that {owner.element} is {state.state}"
         return None
     if silent is None or silent > SILENT_WITHOUT_SLURM_S:

@@ -44,7 +44,9 @@ class Watch(HeartbeatWatch):
         (1.0, {"17_0": GONE}, False),  # Slurm forgot, but the node still beats
         (OLD_S * 2, {"17_0": GONE}, True),
         (OLD_S * 2, {}, True),
-        (OLD_S * 2, {"17_0": JobState("NODE_FAIL")}, True),
+        (1.0, {"17_0": JobState("NODE_FAIL")}, True),
+        (1.0, {"17_0": JobState("CANCELLED")}, True),
+        (1.0, {"17_0": JobState("REVOKED")}, False),  # it runs in another cluster of a federation
         (1.0, {"17_0": PENDING}, True),  # requeued: the run that owned the trial has ended
         (None, {"17_0": JobState("FAILED")}, True),
         (OLD_S * 2, {"17": RUNNING}, False),  # a job that is no array
