@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.chaos.chaos_objective import STEPS, expected
-from tests.cluster.chaos.checker import check
+from tests.cluster.chaos.checker import Verdict, check
+from tests.cluster.chaos.ends import Ends
 from tests.cluster.chaos.faults import FAULTS
 from tests.cluster.chaos.run import make_parser, run_round
+from tests.cluster.daemons import wait_until
 from tests.cluster.emulator import Cluster
 
 FAULTS_HERE = 32
@@ -63,13 +67,20 @@ def diary() -> list[dict[str, object]]:
     return [*lines, {"what": "finished", "t": 3.0, "pid": 1, "number": 0, "state": "COMPLETE", "value": VALUES[1]}]
 
 
-def wrong(folder: Path, records: list[dict[str, object]], lines: list[dict[str, object]], budget: int = 1) -> set[str]:
-    """The claims that do not hold for this journal and diary."""
+def verdict_on(
+    folder: Path, records: list[dict[str, object]], lines: list[dict[str, object]], budget: int = 1,
+    ends: tuple[tuple[int, float], ...] = (),
+) -> Verdict:  # fmt: skip
     journal = folder / "journal.log"
     journal.write_text("".join(json.dumps(record) + "\n" for record in records))
     (folder / "diary").mkdir(exist_ok=True)
     (folder / "diary" / "1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    verdict = check(journal, folder / "diary", budget=budget, fixed=FIXED, epochs=2)
+    return check(journal, folder / "diary", budget=budget, fixed=FIXED, epochs=2, ends=ends)
+
+
+def wrong(folder: Path, records: list[dict[str, object]], lines: list[dict[str, object]], budget: int = 1) -> set[str]:
+    """The claims that do not hold for this journal and diary."""
+    verdict = verdict_on(folder, records, lines, budget)
     return {claim for claim, found in verdict.wrong.items() if found}
 
 
@@ -106,3 +117,28 @@ def test_the_checker_sees_a_schedule_that_began_anew(tmp_path: Path) -> None:
     records[6]["intermediate_value"] = VALUES[0]
     records[7]["values"] = [VALUES[0]]
     assert "curves broken" in wrong(tmp_path, records, diary()[:-2])
+
+
+def test_the_checker_measures_a_recovery_from_the_last_line_and_from_the_end_of_the_worker(tmp_path: Path) -> None:
+    first, second = diary()[:2], diary()[2:]
+    second = [{"what": "begin", "t": 10.0, "pid": 2, "number": 0, "step": STEPS}, *second]
+    second = [{**line, "pid": 2, "t": 10.0 + n} for n, line in enumerate(second)]
+    stopped = verdict_on(tmp_path, lawful(), [*first, *second], ends=((2, 13.0),))
+    assert (stopped.holds, stopped.recoveries_s, stopped.after_end_s) == (True, [8.0], [])
+    killed = verdict_on(tmp_path, lawful(), [*first, *second], ends=((1, 0.5), (1, 6.0), (2, 13.0)))
+    assert (killed.recoveries_s, killed.after_end_s) == ([8.0], [4.0])
+
+
+def test_the_end_of_a_worker_is_not_noted_too_late(tmp_path: Path) -> None:
+    worker = subprocess.Popen(["sleep", "1000"])
+    (tmp_path / f"{worker.pid}-1.jsonl").touch()
+    ends = Ends(tmp_path)
+    ends.look()
+    killed = time.monotonic()
+    worker.kill()
+    wait_until(lambda: worker.poll() is not None, "the end of the worker")
+    ends.start()
+    wait_until(lambda: bool(ends._ended), "the end to be seen")
+    ((pid, at),) = ends.stop()
+    assert pid == worker.pid
+    assert at <= killed

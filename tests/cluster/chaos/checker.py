@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import statistics
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,8 @@ class Verdict:
 
     wrong: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     figures: dict[str, float] = field(default_factory=dict)
-    recoveries_s: list[float] = field(default_factory=list)
+    recoveries_s: list[float] = field(default_factory=list)  # from the last line that the interrupted run wrote
+    after_end_s: list[float] = field(default_factory=list)  # from the end of its process, where that was known to end
 
     @property
     def holds(self) -> bool:
@@ -52,8 +55,11 @@ CLAIMS = (
 )
 
 
-def check(journal: Path, diary_folder: Path, *, budget: int, fixed: dict[str, float], epochs: int) -> Verdict:
-    """Check one study after its end. ``fixed``: the parameters that the study did not search."""
+def check(
+    journal: Path, diary_folder: Path, *, budget: int, fixed: dict[str, float], epochs: int,
+    ends: Iterable[tuple[int, float]] = (),
+) -> Verdict:  # fmt: skip
+    """Check one study after its end. ``fixed``: the parameters that the study did not search; ``ends``: of workers."""
     verdict = Verdict(wrong={claim: [] for claim in CLAIMS})
     ledger = Ledger(journal)
     diary = read_diary(diary_folder)
@@ -62,7 +68,7 @@ def check(journal: Path, diary_folder: Path, *, budget: int, fixed: dict[str, fl
     check_owners(ledger, verdict)
     check_curves(ledger, fixed, epochs, verdict)
     check_acknowledged(ledger, diary, verdict)
-    check_runs(ledger, diary, verdict)
+    check_runs(ledger, diary, ends, verdict)
     count = [trial.state for trial in ledger.trials]
     verdict.figures |= {
         "budget": budget,
@@ -151,7 +157,9 @@ def check_acknowledged(ledger: Ledger, diary: list[dict[str, Any]], verdict: Ver
                 verdict.wrong["reports lost"].append(str(line))
 
 
-def check_runs(ledger: Ledger, diary: list[dict[str, Any]], verdict: Verdict) -> None:
+def check_runs(
+    ledger: Ledger, diary: list[dict[str, Any]], ends: Iterable[tuple[int, float]], verdict: Verdict
+) -> None:
     """One process at a time works under a trial's number; an interrupted run is gone on with."""
     runs: dict[int, list[list[dict[str, Any]]]] = defaultdict(list)
     open_runs: dict[int, list[dict[str, Any]]] = {}
@@ -164,18 +172,28 @@ def check_runs(ledger: Ledger, diary: list[dict[str, Any]], verdict: Verdict) ->
         for first, second in itertools.pairwise(its_runs):
             if first[-1]["t"] > second[0]["t"]:
                 verdict.wrong["numbers run twice"].append(f"trial {number}: {first[-1]} after {second[0]}")
+    ends_of = defaultdict(list)
+    for pid, t in ends:
+        ends_of[pid].append(t)
     for its_runs in runs.values():
         for run in its_runs:
-            _check_run(ledger, runs, run, verdict)
+            _check_run(ledger, runs, run, ends_of[run[0]["pid"]], verdict)
     if verdict.recoveries_s:
         verdict.figures |= {
             "runs interrupted": len(verdict.recoveries_s),
             "recovery, median s": round(statistics.median(verdict.recoveries_s), 1),
             "recovery, longest s": round(max(verdict.recoveries_s), 1),
         }
+    if verdict.after_end_s:
+        verdict.figures |= {
+            "after the worker's end, median s": round(statistics.median(verdict.after_end_s), 1),
+            "after the worker's end, longest s": round(max(verdict.after_end_s), 1),
+        }
 
 
-def _check_run(ledger: Ledger, runs: dict[int, Any], run: list[dict[str, Any]], verdict: Verdict) -> None:
+def _check_run(
+    ledger: Ledger, runs: dict[int, Any], run: list[dict[str, Any]], ends: list[float], verdict: Verdict
+) -> None:
     if run[-1]["what"] == "finished":
         return
     last, number = run[-1]["t"], run[0]["number"]
@@ -183,6 +201,10 @@ def _check_run(ledger: Ledger, runs: dict[int, Any], run: list[dict[str, Any]], 
     if begun:
         following = min(begun, key=lambda line: line["t"])
         verdict.recoveries_s.append(following["t"] - last)
+        # it may have stood still for long, or waited for the journal, before it ended
+        ended = min((t for t in ends if t > last), default=math.inf)
+        if ended < following["t"]:
+            verdict.after_end_s.append(following["t"] - ended)
         saved = STEPS * max((line["epoch"] for line in run if line["what"] == "reported"), default=0)
         if following["step"] < max(saved, run[0]["step"]):
             verdict.wrong["checkpoints not used"].append(f"trial {number}: {saved} steps were saved, then {following}")

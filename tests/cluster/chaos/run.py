@@ -27,6 +27,7 @@ from rich.table import Table
 
 from hpcjobs.paths import write_atomically
 from tests.cluster.chaos.checker import CLAIMS, Verdict, check
+from tests.cluster.chaos.ends import Ends
 from tests.cluster.chaos.faults import FAULTS
 from tests.cluster.chaos.processes import Fault, Injected
 from tests.cluster.chaos.world import World
@@ -138,7 +139,8 @@ def run_round(
     begin = time.monotonic()
     cluster.reset()
     world.begin(FIRST_TRIALS, lock)
-    storm = Storm(world, options.pause, report)
+    storm, ends = Storm(world, options.pause, report), Ends(world.diary)
+    ends.start()
     try:
         storm.rage(faults, every)
         storm.calm(options.patience)
@@ -146,7 +148,9 @@ def run_round(
         storm.undo_all()
         world.end()
     fixed = {"base": 0.1, "step_s": world.step_s}
-    verdict = check(folder / "journal.log", world.diary, budget=world.budget, fixed=fixed, epochs=world.epochs)
+    verdict = check(
+        folder / "journal.log", world.diary, budget=world.budget, fixed=fixed, epochs=world.epochs, ends=ends.stop()
+    )
     verdict.wrong["faults not accounted for"] = unaccounted(storm.records, folder / "journal.lost.jsonl")
     return Round(lock, storm.records, verdict, time.monotonic() - begin)
 
@@ -195,6 +199,8 @@ def as_dict(rounds: list[Round], options: argparse.Namespace) -> dict[str, Any]:
                 "lock": each.lock,
                 "seconds": round(each.seconds, 1),
                 "figures": each.verdict.figures if each.verdict else {},
+                "recoveries_s": sorted(round(s, 2) for s in each.verdict.recoveries_s) if each.verdict else [],
+                "after_end_s": sorted(round(s, 2) for s in each.verdict.after_end_s) if each.verdict else [],
                 "wrong": each.verdict.wrong if each.verdict else {},
                 "faults": [vars(record) for record in each.records],
             }
