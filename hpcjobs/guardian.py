@@ -100,13 +100,14 @@ class Guardian:
             # the agent itself sees the ends of its own workers, and knows more about them
             if owner is not None and owner.agent != self._agent:
                 reason = gone(owner, self._watch, jobs)
+                if reason is None and jobs and owner.element in jobs and self._is_doubtful(owner):
+                    reason = started_again(owner)
                 if reason is not None:
                     self._recover(trial, owner, reason)
 
     def _ask(self, now: float, owners: list[Owner]) -> dict[str, slurm_control.JobState] | None:
         """Slurm's states of the jobs of these owners; None if it was not asked now or does not answer."""
-        silent = [self._watch.silent_s(owner.element) for owner in owners]
-        doubt = any(seconds is None or seconds > LOOK_S * 2 for seconds in silent)
+        doubt = any(self._is_doubtful(owner) for owner in owners)
         if not owners or now - self._asked < (ASK_IN_DOUBT_S if doubt else ASK_S):
             return None
         self._asked = now
@@ -116,10 +117,27 @@ class Guardian:
             log.warning("Slurm does not answer, nothing is recovered meanwhile: %s", error)
             return None
 
+    def _is_doubtful(self, owner: Owner) -> bool:
+        silent = self._watch.silent_s(owner.element)
+        return silent is None or silent > LOOK_S * 2
+
     def _recover(self, trial: FrozenTrial, owner: Owner, reason: str) -> None:
         failure = Failure(FailureClass.NODE, f"worker {owner.worker} of {owner.element}: {reason}")
         successor = recover(self._study, trial._trial_id, owner.token, failure)
         log.warning("trial %d of a lost worker goes on as trial %s: %s", trial.number, successor, reason)
+
+
+def started_again(owner: Owner) -> str | None:
+    """Why the owner is gone, if its element has been queued again since and its new run has said nothing yet.
+
+    It may never: Slurm can lose a job on a node that fails at that moment, and shows it as running until its limit.
+    """
+    try:
+        again = slurm_control.restarts(owner.element) > owner.run
+    except slurm_control.SlurmUnavailableError as error:
+        log.warning("Slurm does not tell how often %s was started: %s", owner.element, error)
+        return None
+    return f"Slurm has started {owner.element} again" if again else None
 
 
 def recover_lost(study: OpenStudy, *, with_slurm: bool) -> list[tuple[int, int | None]]:

@@ -14,6 +14,7 @@ from hpcjobs import guardian
 from hpcjobs.budget import claim
 from hpcjobs.guardian import LEASE_S, LOOK_S, Guardian
 from hpcjobs.owners import Owner
+from hpcjobs.slurm_control import JobState, SlurmUnavailableError
 from hpcjobs.study import OpenStudy
 
 BEAT_S = 2.0
@@ -89,3 +90,24 @@ def test_an_agent_that_ends_leaves_the_lease_to_the_next_one_at_once(
     go_on(BEAT_S)
     second.tick()
     assert recovered()
+
+
+@pytest.mark.parametrize(("restarts", "is_gone"), [(0, False), (1, True), (None, False)])
+def test_an_element_that_was_queued_again_and_says_nothing_has_lost_its_former_run(
+    restarts: int | None, is_gone: bool, studies: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm shows it as running for its whole time limit if the node failed when its new run was about to begin."""
+
+    def told(element: str) -> int:
+        if restarts is None:
+            raise SlurmUnavailableError("no answer")
+        return restarts
+
+    monkeypatch.setattr(guardian.slurm_control, "job_states", lambda ids: {"17_0": JobState("RUNNING")})
+    monkeypatch.setattr(guardian.slurm_control, "restarts", told)
+    study = studies.create("quadratic")
+    owner = Owner.of_this_process(element="17_0", agent="its agent", worker=0, token="of the former run")
+    trial_id = claim(study, dataclasses.replace(owner, host="another", job="17", run=0))
+    assert trial_id is not None
+    Guardian(study, "here", with_slurm=True).tick()
+    assert (study.trial(trial_id).state == TrialState.FAIL) == is_gone
