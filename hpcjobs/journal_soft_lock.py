@@ -52,6 +52,8 @@ from hpcjobs.journal_lock import (
 log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.03
+# Whoever has broken a lock lets those go first who have waited for it, and may have waited longer.
+_PAUSE_AFTER_BREAKING_S = 0.1
 _ASK_SLURM_EVERY_S = 20.0
 _NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
@@ -78,7 +80,7 @@ class SoftLock(JournalLock):
         end, pause = self._end(deadline_s), _FIRST_PAUSE_S
         while not self._try():
             if self._break_if_abandoned():
-                pause = _LONGEST_PAUSE_S  # those who have waited for the broken lock come first
+                pause = _PAUSE_AFTER_BREAKING_S
             if time.monotonic() > end:
                 raise self._timeout(self._watched.owner)
             time.sleep(pause * random.uniform(0.5, 1.0))

@@ -250,7 +250,7 @@ def test_whoever_breaks_a_lock_lets_those_go_first_who_have_waited_for_it(
     dead._owner = dataclasses.replace(dead._owner, start=1)  # an earlier process of the same number
     dead.acquire()
     SoftLock(journal, 5).acquire()
-    assert pauses == [journal_soft_lock._LONGEST_PAUSE_S]
+    assert pauses == [journal_soft_lock._PAUSE_AFTER_BREAKING_S]
 
 
 @pytest.mark.parametrize(
