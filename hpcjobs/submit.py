@@ -246,11 +246,18 @@ def run_here(submission: Submission, *, detach: bool) -> int:
 
 
 def follow(paths: StudyPaths) -> int:
-    """Watch the study until it ends, then show its results; 130 if Ctrl-C ended the watching."""
+    """Watch the study until it ends, then show its results.
+
+    Returns 1 if trials are left or none has completed, 130 if Ctrl-C ended the watching.
+    """
+    from hpcjobs.budget import count
     from hpcjobs.collect import main as collect
     from hpcjobs.status import watch
+    from hpcjobs.study import open_study
 
-    return collect([str(paths.folder)]) if watch(paths) else EXIT_INTERRUPTED
+    if not watch(paths):
+        return EXIT_INTERRUPTED
+    return collect([str(paths.folder)]) or int(count(open_study(paths)).left > 0)
 
 
 def _quoted(paths: StudyPaths) -> str:

@@ -9,12 +9,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hpcjobs.budget import count
+from optuna.trial import TrialState
+
+from hpcjobs.budget import claim, count, finish
 from hpcjobs.heartbeat import read_nodes
 from hpcjobs.launch import cancel_requested, recorded, request_cancel
-from hpcjobs.owners import process_gone
+from hpcjobs.owners import Owner, process_gone
 from hpcjobs.paths import StudyPaths
 from hpcjobs.study import extend, open_study
+from hpcjobs.submit import follow
 from tests.hpcjobs.conftest import wait_for
 
 
@@ -87,6 +90,16 @@ def test_cancel_ends_the_node_and_the_study_can_go_on(studies: Any) -> None:
     assert count(study).waiting == 2
     studies.launch(study)
     assert studies.finish(study).completed == 2
+
+
+def test_who_waits_for_a_study_learns_by_the_exit_code_whether_trials_are_left(studies: Any) -> None:
+    study = studies.create("quadratic", trials=2)
+    owner = Owner.of_this_process(element="e", agent="a", worker=0, token="t")
+    for left in (1, 0):
+        trial_id = claim(study, owner)
+        assert trial_id is not None
+        finish(study, trial_id, "t", TrialState.COMPLETE, value=1.0)
+        assert follow(study.paths) == left
 
 
 def test_ctrl_c_ends_a_study_on_this_machine_and_says_how_to_go_on(tmp_path: Path) -> None:
