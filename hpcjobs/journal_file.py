@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from optuna.storages.journal import BaseJournalBackend
 
@@ -30,7 +31,7 @@ from hpcjobs import journal_repair, journal_snapshot
 from hpcjobs.filesystem import mount_of, shares_unsynced_writes
 from hpcjobs.journal_client import JournalClient, ServerGoneError
 from hpcjobs.journal_lock import FencedError, JournalLock, inode, open_for_reading, status_of
-from hpcjobs.journal_records import Damage, Record, Report, encode, find_altered, find_damage, parse_lines
+from hpcjobs.journal_records import Damage, Record, UnusualRecord, encode, find_altered, find_damage, parse_lines
 from hpcjobs.journal_replay import Replay
 
 log = logging.getLogger(__name__)
@@ -117,7 +118,7 @@ class FileBackend(BaseJournalBackend):
         """Keep the state that all that was read so far leads to."""
         journal_snapshot.save(replay, self.path, self._descriptor, self._read_end)
 
-    def read_logs(self, log_number_from: int) -> Iterator[Record]:
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
         """Optuna's interface: the records from this number on."""
         known = max(number for number in self._offsets if number <= log_number_from)
         offset, number = self._offsets[known], known
@@ -133,7 +134,7 @@ class FileBackend(BaseJournalBackend):
             offset += size
         self._offsets[number] = offset
 
-    def read_new(self, check: bool = False) -> tuple[bool, list[Record | Report]]:
+    def read_new(self, check: bool = False) -> tuple[bool, list[Record | UnusualRecord]]:
         """The records behind those read before, as ``parse_lines`` gives them; ``check`` their checksums too.
 
         The first value is True if all of them are given, from the start of the file, because what was read before is
@@ -141,7 +142,7 @@ class FileBackend(BaseJournalBackend):
         """
         if time.monotonic() > self._followed_at + _FOLLOW_EVERY_S:
             self._follow()
-        records: list[Record | Report] = []
+        records: list[Record | UnusualRecord] = []
         while data := self._whole_lines(self._read_end):
             found, size = parse_lines(data), len(data)
             if found is None:
@@ -227,7 +228,7 @@ class FileBackend(BaseJournalBackend):
 
     # Writing
 
-    def append_logs(self, logs: list[Record]) -> None:
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Optuna's interface: append these records as one write. Records that others act on are synced to the disk.
 
         Raises JournalTimeoutError if the lock cannot be had, and OSError if the disk stays full.
@@ -245,7 +246,7 @@ class FileBackend(BaseJournalBackend):
                 since = self._read_end
         self.append(lambda: lines, synced, since)
 
-    def _encode(self, logs: list[Record]) -> list[bytes]:
+    def _encode(self, logs: list[dict[str, Any]]) -> list[bytes]:
         """The lines of records of this process, each with the next number of its writer."""
         lines = []
         for entry in logs:

@@ -1,25 +1,40 @@
 """Replay of the journal into trials: Optuna's own rules, at an eighth of their cost.
 
 Every worker replays every record, so with W workers a record is replayed W times; this is what limits a study of short
-trials. Saved against the base class: distributions are parsed once per text and shared; a trial is copied before a
-change only if somebody outside may hold it; a parameter is checked against one known distribution of its name instead
-of a search through all trials; and reports, most of all records, and times stay text until somebody looks at them.
+trials. Saved against the base class: records are read into structures that have only what counts; distributions are
+parsed once per text and shared; a trial is copied before a change only if somebody outside may hold it; a parameter is
+checked against one known distribution of its name instead of a search through all trials; reports stay a chain, and
+times text, until somebody looks at them.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from optuna.distributions import BaseDistribution, check_distribution_compatibility
 from optuna.exceptions import DuplicatedStudyError, UpdateFinishedTrialError
-from optuna.storages.journal._storage import NOT_FOUND_MSG, JournalOperation, JournalStorageReplayResult
+from optuna.storages.journal._storage import NOT_FOUND_MSG, JournalStorageReplayResult
 from optuna.trial import FrozenTrial, TrialState
 
-from hpcjobs.journal_records import Record, Report
+from hpcjobs.journal_records import (
+    OPERATIONS,
+    CreateStudy,
+    CreateTrial,
+    DeleteStudy,
+    Record,
+    Report,
+    SetStudySystemAttr,
+    SetStudyUserAttr,
+    SetTrialParam,
+    SetTrialState,
+    SetTrialSystemAttr,
+    SetTrialUserAttr,
+    UnusualRecord,
+)
 from hpcjobs.journal_trial import STATES, LazyTrial, from_template, parse_distribution
 
 _RUNNING, _WAITING = TrialState.RUNNING, TrialState.WAITING
@@ -54,43 +69,37 @@ class Replay(JournalStorageReplayResult):
         self._begun_waiting: dict[int, set[int]] = defaultdict(set)
         self._successors: dict[int, dict[int, int]] = defaultdict(dict)
         self._known_distributions: dict[int, dict[str, BaseDistribution]] = defaultdict(dict)
-        self._handlers = {
-            JournalOperation.CREATE_STUDY: self._apply_create_study,
-            JournalOperation.DELETE_STUDY: self._apply_delete_study,
-            JournalOperation.SET_STUDY_USER_ATTR: self._apply_set_study_user_attr,
-            JournalOperation.SET_STUDY_SYSTEM_ATTR: self._apply_set_study_system_attr,
-            JournalOperation.CREATE_TRIAL: self._apply_create_trial,
-            JournalOperation.SET_TRIAL_PARAM: self._apply_set_trial_param,
-            JournalOperation.SET_TRIAL_STATE_VALUES: self._apply_set_trial_state_values,
-            JournalOperation.SET_TRIAL_INTERMEDIATE_VALUE: self._apply_set_trial_intermediate_value,
-            JournalOperation.SET_TRIAL_USER_ATTR: self._apply_set_trial_user_attr,
-            JournalOperation.SET_TRIAL_SYSTEM_ATTR: self._apply_set_trial_system_attr,
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            CreateStudy: self._apply_create_study,
+            DeleteStudy: self._apply_delete_study,
+            SetStudyUserAttr: self._apply_set_study_user_attr,
+            SetStudySystemAttr: self._apply_set_study_system_attr,
+            CreateTrial: self._create_trial,
+            SetTrialParam: self._set_param,
+            SetTrialState: self._set_state,
+            Report: self._add_report,
+            SetTrialUserAttr: self._set_user_attr,
+            SetTrialSystemAttr: self._set_system_attr,
+            UnusualRecord: self._apply_unusual,
         }
 
-    def apply_logs(self, logs: Iterable[Record | Report]) -> None:  # type: ignore[override]
+    def apply_logs(self, logs: Iterable[Record | UnusualRecord]) -> None:  # type: ignore[override]
         """Apply all records; then raise the first error that a record of this worker met, as Optuna does."""
         failure: Exception | None = None
-        private, handlers = self._private, self._handlers
+        handlers = self._handlers
         for log in logs:
             self.log_number_read += 1
             try:
-                if isinstance(log, tuple):
-                    trial_id = int(log[0])
-                    trial = private.get(trial_id) or self._changeable_for_report(trial_id)
-                    if trial is not None:
-                        trial.add_report(log[1])
-                    continue
-                handler = handlers.get(log["op_code"])
-                if handler is not None:  # None: an operation that Optuna's own replay passes over as well
-                    handler(log)
+                handlers[type(log)](log)
             except (KeyError, ValueError, DuplicatedStudyError, UpdateFinishedTrialError) as error:
                 failure = failure or error
         if failure is not None:
             raise failure
 
-    def _changeable_for_report(self, trial_id: int) -> LazyTrial | None:
-        trial = self._trials.get(trial_id)
-        return None if trial is None or trial.state.is_finished() else self._own_copy(trial)
+    def _apply_unusual(self, log: UnusualRecord) -> None:
+        operation = OPERATIONS.get(log["op_code"])
+        if operation is not None:  # None: an operation that Optuna's own replay passes over as well
+            self._handlers[operation](log)
 
     # What callers get is not changed any more
 
@@ -137,6 +146,9 @@ class Replay(JournalStorageReplayResult):
         if known is not None:
             check_distribution_compatibility(known, distribution)
 
+    def _is_issued_by_this_worker(self, log: Any) -> bool:
+        return bool(log["worker_id"] == self.worker_id)
+
     def _changeable(self, trial_id: int, log: Record) -> LazyTrial | None:
         """The trial to change in place, or None if the record does not count."""
         own = self._private.get(trial_id)
@@ -145,7 +157,7 @@ class Replay(JournalStorageReplayResult):
         trial = self._trials.get(trial_id)
         if trial is None or trial.state.is_finished():
             # The base class knows whether this is an error of our own or to be passed over.
-            self._trial_exists_and_updatable(trial_id, log)
+            self._trial_exists_and_updatable(trial_id, log)  # type: ignore[arg-type]  # it asks for one key
             return None
         return self._own_copy(trial)
 
@@ -156,13 +168,13 @@ class Replay(JournalStorageReplayResult):
         self._by_number[self._trial_id_to_study_id[trial_id]][own._number] = own
         return own
 
-    def _apply_create_trial(self, log: Record) -> None:
-        study_id = log["study_id"]
-        if not self._study_exists(study_id, log):
+    def _create_trial(self, log: CreateTrial) -> None:
+        study_id = log.study_id
+        if not self._study_exists(study_id, log):  # type: ignore[arg-type]  # it asks for one key
             return
         trial_ids = self._study_id_to_trial_ids[study_id]
         trial_id = len(self._trials)
-        if "state" in log:
+        if log.state is not None:
             trial = from_template(log, trial_id, len(trial_ids))
         else:
             trial = LazyTrial.of(
@@ -179,9 +191,9 @@ class Replay(JournalStorageReplayResult):
                 },
                 earlier={},
             )
-            trial.start = log["datetime_start"]
+            trial.start = log.datetime_start
         self.add_trial(study_id, trial)
-        if log["worker_id"].startswith(self._worker_id_prefix) and self._is_issued_by_this_worker(log):
+        if log.worker_id.startswith(self._worker_id_prefix) and self._is_issued_by_this_worker(log):
             self._last_created_trial_id_by_this_process = trial_id
             if trial.state is _RUNNING:
                 self._worker_id_to_owned_trial_id[self.worker_id] = trial_id
@@ -196,17 +208,16 @@ class Replay(JournalStorageReplayResult):
         if not trial.state.is_finished():
             self._private[trial_id] = trial
             self.note_state(study_id, trial)
-        self.note_lineage(study_id, trial)
+        if trial._system_attrs:
+            self.note_lineage(study_id, trial)
         if trial._distributions:
             known = self._known_distributions[study_id]
             for name, distribution in trial._distributions.items():
                 known.setdefault(name, distribution)
 
     def note_state(self, study_id: int, trial: FrozenTrial) -> None:
-        """Keep the sets of running and waiting trials."""
+        """Keep the sets of running and waiting trials: take in a trial of a state."""
         number, state = trial._number, trial.state
-        for numbers in (self._running, self._waiting, self._begun_waiting):
-            numbers[study_id].discard(number)
         if state is _RUNNING:
             self._running[study_id].add(number)
         elif state is _WAITING:
@@ -214,16 +225,25 @@ class Replay(JournalStorageReplayResult):
             if trial._params:
                 self._begun_waiting[study_id].add(number)
 
+    def _forget_state(self, study_id: int, trial: FrozenTrial) -> None:
+        """Before the state of ``trial`` changes."""
+        number = trial._number
+        if trial.state is _RUNNING:
+            self._running[study_id].discard(number)
+        else:
+            self._waiting[study_id].discard(number)
+            self._begun_waiting[study_id].discard(number)
+
     def note_lineage(self, study_id: int, trial: FrozenTrial) -> None:
         if history := trial._system_attrs.get("retry_history"):
             self._successors[study_id][history[-1]] = trial._number
 
-    def _apply_set_trial_param(self, log: Record) -> None:
-        trial_id, name = log["trial_id"], log["param_name"]
+    def _set_param(self, log: SetTrialParam) -> None:
+        trial_id, name = log.trial_id, log.param_name
         trial = self._changeable(trial_id, log)
         if trial is None:
             return
-        distribution = parse_distribution(log["distribution"])
+        distribution = parse_distribution(log.distribution)
         study_id = self._trial_id_to_study_id[trial_id]
         known = self._known_distributions[study_id].setdefault(name, distribution)
         if known is not distribution:
@@ -233,46 +253,51 @@ class Replay(JournalStorageReplayResult):
                 if self._is_issued_by_this_worker(log):
                     raise
                 return
-        trial._params = {**trial._params, name: distribution.to_external_repr(log["param_value_internal"])}
+        trial._params = {**trial._params, name: distribution.to_external_repr(log.param_value_internal)}
         trial._distributions = {**trial._distributions, name: distribution}
         if trial.state is _WAITING:
             self.note_state(study_id, trial)
 
-    def _apply_set_trial_state_values(self, log: Record) -> None:
-        trial_id = log["trial_id"]
+    def _set_state(self, log: SetTrialState) -> None:
+        trial_id = log.trial_id
         trial = self._changeable(trial_id, log)
         if trial is None:
             return
-        state = STATES[log["state"]]
+        state = STATES[log.state]
         if state is _RUNNING:
             if trial.state is _RUNNING:  # another worker was first
                 return
             trial.__dict__.pop("_datetime_start", None)
-            trial.start = log["datetime_start"]
-            if log["worker_id"].startswith(self._worker_id_prefix) and self._is_issued_by_this_worker(log):
+            trial.start = log.datetime_start
+            if log.worker_id.startswith(self._worker_id_prefix) and self._is_issued_by_this_worker(log):
                 self._worker_id_to_owned_trial_id[self.worker_id] = trial_id
         elif state.is_finished():
             del trial.datetime_complete
-            trial.complete = log["datetime_complete"]
+            trial.complete = log.datetime_complete
             del self._private[trial_id]
+        study_id = self._trial_id_to_study_id[trial_id]
+        self._forget_state(study_id, trial)
         trial.state = state
-        self.note_state(self._trial_id_to_study_id[trial_id], trial)
-        if log["values"] is not None:
-            trial._values = log["values"]
+        self.note_state(study_id, trial)
+        if log.values is not None:
+            trial._values = log.values
 
-    def _apply_set_trial_intermediate_value(self, log: Record) -> None:
-        trial = self._changeable(log["trial_id"], log)
-        if trial is not None:
-            text = json.dumps({"step": log["step"], "intermediate_value": log["intermediate_value"]})
-            trial.add_report(text[1:].encode())
+    def _add_report(self, log: Report) -> None:
+        trial = self._private.get(log.trial_id)
+        if trial is None:
+            known = self._trials.get(log.trial_id)
+            if known is None or known.state.is_finished():  # whoever reports has checked this before
+                return
+            trial = self._own_copy(known)
+        trial.add_report(log.step, log.intermediate_value)
 
-    def _apply_set_trial_user_attr(self, log: Record) -> None:
-        trial = self._changeable(log["trial_id"], log)
+    def _set_user_attr(self, log: SetTrialUserAttr) -> None:
+        trial = self._changeable(log.trial_id, log)
         if trial is not None:
-            trial._user_attrs = {**trial._user_attrs, **log["user_attr"]}
+            trial._user_attrs = {**trial._user_attrs, **log.user_attr}
 
-    def _apply_set_trial_system_attr(self, log: Record) -> None:
-        trial = self._changeable(log["trial_id"], log)
+    def _set_system_attr(self, log: SetTrialSystemAttr) -> None:
+        trial = self._changeable(log.trial_id, log)
         if trial is not None:
-            trial._system_attrs = {**trial._system_attrs, **log["system_attr"]}
+            trial._system_attrs = {**trial._system_attrs, **log.system_attr}
             self.note_lineage(self._trial_id_to_study_id[trial._trial_id], trial)

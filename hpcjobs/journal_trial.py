@@ -9,7 +9,7 @@ from typing import Any
 from optuna.distributions import json_to_distribution
 from optuna.trial import FrozenTrial, TrialState
 
-from hpcjobs.journal_records import Record, parse_reports
+from hpcjobs.journal_records import Record, UnusualRecord
 
 parse_distribution = lru_cache(maxsize=4096)(json_to_distribution)
 STATES = {state.value: state for state in TrialState}
@@ -23,21 +23,21 @@ def local_time(text: str | None) -> datetime | None:
 
 
 class LazyTrial(FrozenTrial):
-    """A trial whose latest reports and whose times are still text of the journal, until somebody asks for them.
+    """A trial whose latest reports are still a chain and whose times still text, until somebody asks for them.
 
     While they are, the attribute is missing in its dictionary. The dictionaries of parameters and attributes may be
     shared with other states of the trial: they are replaced, never changed.
 
     Attributes:
         earlier: the intermediate values before those reports.
-        reports: the texts, as a chain ``(those before, text)`` that all states of the trial share.
+        reports: a chain ``(those before, step, value)`` that all states of the trial share.
         start: text of the time of the start; ``complete`` likewise.
     """
 
     __slots__ = ("complete", "earlier", "reports", "start")
 
     earlier: dict[int, float]
-    reports: tuple[Any, bytes] | None
+    reports: tuple[Any, int, float] | None
     start: str | None
     complete: str | None
 
@@ -49,10 +49,10 @@ class LazyTrial(FrozenTrial):
         trial.reports = trial.start = trial.complete = None
         return trial
 
-    def add_report(self, text: bytes) -> None:
+    def add_report(self, step: int, value: float) -> None:
         if "intermediate_values" in self.__dict__:
             self.earlier = self.__dict__.pop("intermediate_values")
-        self.reports = (self.reports, text)
+        self.reports = (self.reports, step, value)
 
     def changeable_copy(self) -> LazyTrial:
         trial = object.__new__(LazyTrial)
@@ -77,13 +77,11 @@ class LazyTrial(FrozenTrial):
     def __getattr__(self, name: str) -> Any:
         value: Any
         if name == "intermediate_values":
-            texts, chain = [], self.reports
+            reports, chain = [], self.reports
             while chain is not None:
-                chain, text = chain
-                texts.append(text)
-            value = dict(self.earlier)
-            if texts:
-                value.update(parse_reports(texts[::-1]))
+                chain, step, of_step = chain
+                reports.append((step, of_step))
+            value = {**self.earlier, **dict(reversed(reports))}
             self.earlier, self.reports = value, None
         elif name == "_datetime_start":
             value = local_time(self.start)
@@ -118,21 +116,22 @@ class LazyTrial(FrozenTrial):
         return (object.__new__, (FrozenTrial,), self.all_fields())
 
 
-def from_template(log: Record, trial_id: int, number: int) -> LazyTrial:
+def from_template(log: Record | UnusualRecord, trial_id: int, number: int) -> LazyTrial:
     """A trial whose first record says more than that it starts."""
-    distributions = {name: parse_distribution(text) for name, text in log.get("distributions", {}).items()}
+    distributions = {name: parse_distribution(text) for name, text in (log["distributions"] or {}).items()}
+    params = log["params"] or {}
     trial = FrozenTrial(
         trial_id=trial_id,
         number=number,
         state=STATES[log["state"]],
-        params={name: distributions[name].to_external_repr(value) for name, value in log.get("params", {}).items()},
+        params={name: distributions[name].to_external_repr(value) for name, value in params.items()},
         distributions=distributions,
-        user_attrs=log.get("user_attrs", {}),
-        system_attrs=log.get("system_attrs", {}),
-        value=log.get("value"),
-        intermediate_values={int(step): value for step, value in log.get("intermediate_values", {}).items()},
+        user_attrs=log["user_attrs"] or {},
+        system_attrs=log["system_attrs"] or {},
+        value=log["value"],
+        intermediate_values={int(step): value for step, value in (log["intermediate_values"] or {}).items()},
         datetime_start=local_time(log["datetime_start"]),
-        datetime_complete=local_time(log.get("datetime_complete")),
-        values=log.get("values"),
+        datetime_complete=local_time(log["datetime_complete"]),
+        values=log["values"],
     )
     return LazyTrial.of(trial.__dict__, earlier=trial.intermediate_values)

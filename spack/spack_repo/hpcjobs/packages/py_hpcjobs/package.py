@@ -23,6 +23,7 @@ class PyHpcjobs(PythonPackage):
         depends_on("py-submitit@1.5.2:")
         depends_on("py-optuna@4.2:")
         depends_on("py-filelock@3.30:")
+        depends_on("py-msgspec@0.18:")
         depends_on("py-numpy@1.26:")
         depends_on("py-pydantic@2.6:")
         depends_on("py-pyyaml@6:")
