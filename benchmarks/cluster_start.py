@@ -11,6 +11,7 @@ import argparse
 import compileall
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -52,12 +53,22 @@ def cpu_seconds(folder: Path) -> dict[str, tuple[int, float]]:
     return dict(found)
 
 
+def import_seconds(times: int = 10) -> float:
+    """CPU seconds of a process that only imports Optuna and ends: no worker that uses it takes less."""
+    before = os.times()
+    for _ in range(times):
+        subprocess.run([sys.executable, "-c", "import optuna"], check=True)
+    after = os.times()
+    return (after.children_user + after.children_system - before.children_user - before.children_system) / times
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster_start", description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=4, help="nodes of 64 logical GPUs (default: %(default)s)")
     parser.add_argument("--limit-s", type=float, default=400, help="give up after so long (default: %(default)s)")
     options = parser.parse_args()
     workers = 64 * options.nodes
+    floor = import_seconds()
     # as installing does it; an editable installation may have been kept from it
     compileall.compile_dir(Path(__file__).parents[1] / "hpcjobs", quiet=1)
     with tempfile.TemporaryDirectory() as temporary, Cluster(Path(temporary) / "cluster", options.nodes) as cluster:
@@ -77,6 +88,8 @@ def main() -> int:
         for name, (count, seconds) in sorted(used.items(), key=lambda item: -item[1][1]):
             print(f"  {count:4} x {name:14} {seconds:7.1f} CPU seconds")
         print(f"  {sum(seconds for _, seconds in used.values()):.0f} CPU seconds in all")
+        cores = len(os.sched_getaffinity(0))
+        print(f"importing Optuna alone: {floor:.2f} CPU seconds each, {workers * floor / cores:.0f} s on {cores} cores")
     return 0
 
 
