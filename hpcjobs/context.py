@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,19 +120,23 @@ class TrialContext:
     def report(self, step: int, value: float, **figures: float) -> None:
         """Report the objective's value after epoch ``step``, once per epoch, after saving the checkpoint.
 
-        A step that was reported before (by the run that this one continues) is not written again.
+        A step that was reported before (by the run that this one continues) is not written again. Figures that are not
+        finite are left out: JSON has no such numbers.
 
         Raises:
             ArithmeticError: if the value is not finite: the trial has diverged.
+            TypeError: if the step is no whole number.
             optuna.TrialPruned: if the pruner gives the trial up.
             HandBack: if the worker must stop, or the job ends before another epoch would.
             TrialTaken: if the trial was recovered by somebody else meanwhile.
         """
+        step = operator.index(step)  # NumPy's are whole numbers too, but no JSON
         value = float(value)
         if not math.isfinite(value):
             raise ArithmeticError(f"the value reported for step {step} is {value}")
         epoch_s = self.timing.report()
-        self.figures = {name: float(figure) for name, figure in figures.items()}
+        numbers = {name: float(figure) for name, figure in figures.items()}
+        self.figures = {name: number for name, number in numbers.items() if math.isfinite(number)}
         if step not in self._reported:
             self._reported.add(step)
             append_to_curves(self._curves, self.number, step, value, self.figures)

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hpcjobs.worker")
 
+# each of these tells a worker to stop
+_ORDERS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 TICK_S = 0.5
 # Slurm may send the signal of --signal so much before the time that was asked for
 SLURM_EARLY_S = 65.0
@@ -50,8 +53,8 @@ class Pulse:
         self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
 
     def start(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
-            signal.signal(number, self._on_signal)
+        before = {number: signal.signal(number, self._on_signal) for number in _ORDERS}
+        _leave_to_children(before)
         self._hear()
         self._tell()
         self._thread.start()
@@ -159,3 +162,24 @@ class Pulse:
             # a storage of this thread's own: the other thread may hold the shared one for long
             recover(open_study(StudyPaths(self._spec.folder), self._file), trial_id, self._spec.token, failure)
         os._exit(EXIT_HANDED_BACK)
+
+
+def _leave_to_children(handlers: Mapping[signal.Signals, Any]) -> None:
+    """Give what an objective forks these handlers: the pools of multiprocessing end their processes with SIGTERM.
+
+    A signal that comes before the child has them waits for that, or Python would forget it.
+    """
+    ours = threading.local()
+
+    def hold() -> None:
+        ours.mask = signal.pthread_sigmask(signal.SIG_BLOCK, handlers)
+
+    def go_on() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, ours.mask)
+
+    def begin() -> None:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        go_on()
+
+    os.register_at_fork(before=hold, after_in_parent=go_on, after_in_child=begin)

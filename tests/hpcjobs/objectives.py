@@ -72,6 +72,18 @@ def forking(params: dict[str, Any], context: Any) -> float:
     return 1.0
 
 
+def ending_children(params: dict[str, Any], context: Any) -> float:
+    """Ends each child as soon as it is there, as the pools of multiprocessing do with idle ones."""
+    ended = 0
+    for _ in range(50):
+        child = os.fork()
+        if child == 0:
+            time.sleep(600)
+        os.kill(child, signal.SIGTERM)
+        ended += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+    return float(ended)
+
+
 def failing_once(params: dict[str, Any], context: Any) -> float:
     marker = Path(context.folder) / "tried"
     if not marker.exists():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import optuna
 import pytest
 from optuna.trial import TrialState
@@ -59,6 +60,16 @@ def test_reports_reach_the_journal_the_curve_and_the_worker(studies: Any) -> Non
     ]
     assert clock.seen == [(1, 0.5), (2, 0.7)]
     assert context.figures == {"map50": 0.8}
+
+
+def test_reports_hold_what_json_can_hold(studies: Any) -> None:
+    study = studies.create("quadratic")
+    context = claimed(study)
+    context.report(np.int64(1), np.float32(0.5), loss=float("nan"), speed=np.float64(2.0))
+    with pytest.raises(TypeError):
+        context.report(1.5, 0.5)  # type: ignore[arg-type]
+    assert read_curves(study) == [{"trial": 0, "step": 1, "value": 0.5, "speed": 2.0}]
+    assert context.figures == {"speed": 2.0}
 
 
 def curve(study: Any) -> list[tuple[int, int, float]]:

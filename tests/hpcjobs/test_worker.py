@@ -83,6 +83,12 @@ def test_a_child_that_the_objective_lets_return_does_not_go_on_as_a_worker(studi
     assert [trial.value for trial in study.trials()] == [1.0, 1.0, 1.0]
 
 
+def test_an_objective_can_end_its_children(studies: Any) -> None:
+    study = studies.create("ending_children", trials=1)
+    assert studies.worker(study).wait(120) == EXIT_DONE
+    assert [trial.value for trial in study.trials()] == [50.0]
+
+
 def test_the_traceback_of_an_objective_is_kept(studies: Any) -> None:
     study = studies.create("failing", trials=1)
     worker = studies.worker(study)
