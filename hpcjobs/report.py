@@ -71,7 +71,7 @@ def write_report(study: OpenStudy) -> None:
          "Each completed trial, and the best so far. Node-hours count from a node's first trial to its last."),
         (bool(data.importances), "Parameters", "importances", report_search.importances,
          "What parts the best tenth of the trials from all of them. It says nothing about parameters not searched."),
-        (bool(data.completed), "", "slices", report_search.slices,
+        (bool(data.completed), "" if data.importances else "Parameters", "slices", report_search.slices,
          "A dot is a completed trial, the star the best one. Axes leave out far outliers."),
         (bool(data.completed), "", "parallel", report_search.parallel,
          "A line is a trial, the brighter the better; parameters with a logarithmic range have a logarithmic axis."),

@@ -91,7 +91,7 @@ def _cards(data: ReportData) -> str:
     best = number_text(data.best.values[0]) if data.best else "none"
     rates = [rate for trial in data.trials if (rate := data.figures(trial).get("images_per_s"))]
     cards = [
-        (f"best {data.file.value_name}", best, _trial_name(data.best)),
+        (f"best {data.file.value_name}", best, _best_note(data)),
         ("trials", f"{counts.finished} of {counts.budget}",
          f"{counts.completed} completed, {counts.pruned} pruned, {counts.failed} failed"),
         ("time", duration(data.end - data.start), f"{epochs} of {counts.budget * data.file.study.epochs} epochs"),
@@ -110,18 +110,33 @@ def _cards(data: ReportData) -> str:
     ) + "</div>"  # fmt: skip
 
 
-def _trial_name(trial: FrozenTrial | None) -> str:
-    return f"in trial {trial.number}" if trial else "no trial has completed"
+def _best_note(data: ReportData) -> str:
+    """Which trial it was, and what the defaults came to: the first question about a best value."""
+    if data.best is None:
+        return "no trial has completed"
+    reference = _trial_of_defaults(data)
+    if reference and reference.number == data.best.number:
+        return f"in trial {data.best.number}, with the defaults"
+    compared = f"; the defaults: {number_text(reference.values[0])}" if reference else ""
+    return f"in trial {data.best.number}{compared}"
+
+
+def _trial_of_defaults(data: ReportData) -> FrozenTrial | None:
+    """The completed trial that had the default of every parameter searched, if there is one."""
+    wanted = {name: data.file.defaults[name] for name in data.parameters if name in data.file.defaults}
+    if len(wanted) < len(data.parameters):
+        return None
+    return next((trial for trial in data.completed if trial.params == wanted), None)
 
 
 def _best(data: ReportData) -> str:
     if data.best is None:
         return "<p>No trial has completed yet.</p>"
-    header = ["parameter", "best", "default"]
-    rows = [
-        [name, number_text(value), number_text(data.file.defaults.get(name))]
-        for name, value in data.best.params.items()
-    ]
+    header = ["parameter", "best"]
+    rows = [[name, number_text(value)] for name, value in data.best.params.items()]
+    if data.file.defaults:
+        header.append("default")
+        rows = [[*row, number_text(data.file.defaults.get(row[0]))] for row in rows]
     if data.importances:
         header.append("importance")
         rows = [[*row, f"{data.importances.get(row[0], 0):.0%}"] for row in rows]

@@ -58,7 +58,7 @@ def history(data: ReportData, path: Path) -> None:
     right.set(title="Over cost", xlabel="node-hours")
     if values:
         left.set_ylim(*_padded(rank_limits(values)))
-    left.legend(loc="lower right" if data.maximise else "upper right")
+    left.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2)  # above: inside it would hide trials
     save(figure, path)
 
 
@@ -182,7 +182,7 @@ def parallel(data: ReportData, path: Path) -> None:
     axes.grid(visible=True, axis="x", color="#c3c9d1")
     number = len(data.completed)
     which = "Completed trials" if number <= MOST_LINES else f"The best {MOST_LINES} of {number} completed trials"
-    axes.set_title(f"{which}; the best in red", pad=22)
+    axes.set_title(f"{which}; the best one thick", pad=22)
     save(figure, path)
 
 

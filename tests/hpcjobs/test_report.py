@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ import pytest
 from hpcjobs.paths import StudyPaths
 from hpcjobs.report import dashboard_command, write_report
 from hpcjobs.report_data import ReportData
+from hpcjobs.report_html import page as page_of
 from hpcjobs.report_timeline import node_hours_at, node_spans, read_spans, recoveries, spans_of
 from hpcjobs.study import open_study
+from hpcjobs.text import number_text
 from tests.hpcjobs.night import make_night
 
 OWNER = {"element": "7_0", "node": "gpu1", "worker": 2, "token": "t"}
@@ -146,6 +149,21 @@ def test_best_trials_failures_and_cost_are_told(page: str, night: StudyPaths) ->
         "60 of 60",
     ):
         assert wanted in text
+
+
+def test_the_best_value_stands_beside_that_of_the_defaults(night: StudyPaths) -> None:
+    data = ReportData.of(open_study(night))
+    assert data.best is not None
+
+    def shown(defaults: dict[str, Any]) -> str:
+        return page_of(replace(data, file=data.file.model_copy(update={"defaults": defaults})), [], None, [], "")
+
+    other = next(trial for trial in data.completed if trial.number != data.best.number)
+    assert f"in trial {data.best.number}; the defaults: {number_text(other.values[0])}<" in shown(other.params)
+    assert f"in trial {data.best.number}, with the defaults<" in shown(data.best.params)
+    without = shown({})
+    assert f"in trial {data.best.number}<" in without
+    assert "<th>default</th>" not in without
 
 
 def test_a_study_without_a_completed_trial_has_a_report(studies: Any) -> None:
