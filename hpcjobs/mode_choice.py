@@ -52,6 +52,7 @@ class Choice:
     workers: int
     reason: str
     notes: tuple[str, ...] = ()
+    some_idle: bool = False  # the set-up has more logical GPUs than these workers
 
 
 def need_of(study: StudyConfig, nodes: int, defaults: Mapping[str, Any], memory: Mapping[str, Any] | None) -> Need:
@@ -240,7 +241,7 @@ def by_rule(need: Need, cluster: ClusterConfig | None, devices: int, why: str) -
         reason += "; how much memory a batch needs is not known, a trial may run out of it"
     notes = _sampler_notes(need, workers)
     notes.append("a table says more than a rule: python -m hpcjobs.throughput measures this cluster in minutes")
-    return Choice(Setup(chosen, 1), workers, reason, tuple(notes))
+    return Choice(Setup(chosen, 1), workers, reason, tuple(notes), some_idle=workers < gpus)
 
 
 def _problem(mode: PartitionMode | None, need: Need, cluster: ClusterConfig) -> str | None:
@@ -265,7 +266,7 @@ def _problem(mode: PartitionMode | None, need: Need, cluster: ClusterConfig) -> 
 
 def _enough(mode: PartitionMode | None, need: Need, cluster: ClusterConfig) -> str:
     parts = LOGICAL_GPUS[mode] if mode else 1
-    workers = max(1, cluster.gpus_per_node * parts)
+    workers = min(max(1, cluster.gpus_per_node * parts), math.ceil(need.trials / need.nodes))
     has = f"{cluster.cores_per_node / workers:.1f} cores a worker"
     if cluster.gpu_memory_gb and need.memory_gb:
         has += f", {cluster.gpu_memory_gb / parts:.0f} GB of device memory for the {need.memory_gb:.0f} it needs"

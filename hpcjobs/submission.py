@@ -133,8 +133,8 @@ def _chosen_run(run: RunConfig, study: StudyConfig, choice: Choice) -> RunConfig
     update: dict[str, Any] = {"mode": choice.setup.mode}
     busy = math.ceil(study.trials / run.nodes)
     if run.workers_per_node is None and run.workers_per_gpu is None:
-        if busy < choice.workers:
-            update["workers_per_node"] = busy
+        if choice.some_idle or busy < choice.workers:
+            update["workers_per_node"] = min(busy, choice.workers)
         elif choice.setup.per_gpu > 1:
             update["workers_per_gpu"] = choice.setup.per_gpu
     return run.model_copy(update=update)

@@ -61,6 +61,12 @@ def test_without_a_table_a_rule_answers_and_says_so(submit) -> None:
     assert "python -m hpcjobs.throughput measures this cluster" in out
 
 
+def test_the_rule_starts_as_many_workers_as_it_says(submit) -> None:
+    out = submit("--cluster", "emulated", "--mode", "auto", "--trials", "50")
+    assert "cpx with 50 workers a node" in out
+    assert "50 a node" in out and "expected 64 a node" not in out
+
+
 def test_what_the_user_gives_wins(submit) -> None:
     out = submit("--cluster", "emulated", "--mode", "auto", "--workers", "5", "--trials", "2000")
     assert "5 a node" in out
