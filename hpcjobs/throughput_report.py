@@ -73,6 +73,7 @@ def sections(table: ThroughputTable) -> list[tuple[str, list[list[str]]]]:
 def findings(table: ThroughputTable) -> list[str]:
     """What to do, and why, for each batch size; then what was odd."""
     lines = []
+    several_precisions = len({row.precision for row in table.rows}) > 1
     for batch_size in table.batch_sizes:
         rows = [row for setup in table.setups if (row := table.best(setup, batch_size)) and row.end_to_end]
         if not rows:
@@ -81,9 +82,8 @@ def findings(table: ThroughputTable) -> list[str]:
         best = max(rows, key=lambda row: row.end_to_end or 0.0)
         others = [row for row in rows if row is not best]
         second = max(others, key=lambda row: row.end_to_end or 0.0, default=None)
-        line = (
-            f"Batch size {batch_size}: {label(table, best.setup)} in {best.precision}, {best.end_to_end:,.0f} images/s"
-        )
+        precision = f" in {best.precision}" if several_precisions else ""
+        line = f"Batch size {batch_size}: {label(table, best.setup)}{precision}, {best.end_to_end:,.0f} images/s"
         if second is not None and second.end_to_end and best.end_to_end:
             line += f", {best.end_to_end / second.end_to_end:.2f} times {label(table, second.setup)}"
         if best.host_limit:
