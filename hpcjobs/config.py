@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 PartitionMode = Literal["spx", "dpx", "qpx", "cpx"]
@@ -153,6 +153,10 @@ class NamedWithOptions(Strict):
     options: dict[str, Choice] = {}
 
 
+# of many workers at once: what runs counts, and parameters are drawn together. A study file's own options win
+TPE_OPTIONS: dict[str, Choice] = {"constant_liar": True, "multivariate": True}
+
+
 class StudyConfig(Strict):
     """What is searched, and how. A study file is either this, or only the mapping of ``parameters``."""
 
@@ -160,7 +164,7 @@ class StudyConfig(Strict):
     direction: Literal["maximize", "minimize"] = "maximize"
     parameters: dict[Line, Parameter]
     fixed: dict[Line, Choice] = {}
-    sampler: NamedWithOptions = NamedWithOptions(name="tpe", options={"constant_liar": True, "multivariate": True})
+    sampler: NamedWithOptions = NamedWithOptions(name="tpe", options=TPE_OPTIONS)
     pruner: NamedWithOptions = NamedWithOptions(name="none")
     seed: Annotated[int, Field(strict=True, ge=0, lt=2**32)] | None = None
     trials: Annotated[int, Field(strict=True, ge=1, le=MOST_TRIALS)] = 20
@@ -171,6 +175,15 @@ class StudyConfig(Strict):
     stop_after_errors: Annotated[int, Field(strict=True, ge=0)] = 8
     # fixed whole numbers, such as the batch size, that are halved for a trial that runs out of GPU memory
     halve_on_gpu_memory: tuple[Line, ...] = ()
+
+    @field_validator("sampler")
+    @classmethod
+    def _with_options(cls, sampler: NamedWithOptions) -> NamedWithOptions:
+        return (
+            sampler.model_copy(update={"options": {**TPE_OPTIONS, **sampler.options}})
+            if sampler.name == "tpe"
+            else sampler
+        )
 
     @model_validator(mode="after")
     def _consistent(self) -> StudyConfig:

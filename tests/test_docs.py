@@ -12,6 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from hpcjobs.config import StudyConfig
+from hpcjobs.load import load_study
+from hpcjobs.sampling import make_pruner, make_sampler
+
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 # every page of commands is listed here: those of one row run in one folder, one after the other
@@ -83,6 +87,19 @@ def test_what_pages_call_in_passing_exists_with_its_options() -> None:
             known = set(re.findall(r"--[a-z-]+", done.stdout))
             wrong += [f"{program} {option}" for option in options - known]
     assert wrong == []
+
+
+def test_the_study_files_of_the_readme_can_be_read_and_the_full_one_has_every_key(tmp_path: Path) -> None:
+    short, full = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    for text in (short, full):
+        (tmp_path / "study.yaml").write_text(text)
+        study, _ = load_study(tmp_path / "study.yaml")
+    assert set(re.findall(r"^(\w+):", full, re.MULTILINE)) == set(StudyConfig.model_fields)
+    assert make_sampler(study, 0) and make_pruner(study)
+    for name, default in re.findall(r"^(\w+):.*default: (\w+)", full, re.MULTILINE):
+        known = StudyConfig.model_fields[name].default
+        if name not in ("objective", "seed", "halve_on_gpu_memory"):
+            assert str(getattr(known, "name", known)) == default
 
 
 def test_headings_of_the_troubleshooting_page_are_what_the_program_says() -> None:

@@ -89,7 +89,16 @@ def test_the_full_form_takes_fixed_values_beside_the_ranges(tmp_path: Path) -> N
     )
     assert (study.objective, study.direction, study.trials) == ("my.module:train", "minimize", 7)
     assert study.fixed == {"a": 1, "b": "text"}
-    assert study.sampler.options == {"multivariate": True}
+    assert study.sampler.options == {"constant_liar": True, "multivariate": True}
+
+
+def test_a_sampler_that_is_named_has_the_options_of_the_default_but_for_those_given(tmp_path: Path) -> None:
+    parameters = "parameters: {x: {type: uniform, min: 0, max: 1}}\n"
+    default = study_of(tmp_path, parameters).sampler
+    assert study_of(tmp_path, "sampler: {name: tpe}\n" + parameters).sampler == default
+    given = study_of(tmp_path, "sampler: {name: tpe, options: {multivariate: false}}\n" + parameters).sampler
+    assert given.options == {**default.options, "multivariate": False}
+    assert study_of(tmp_path, "sampler: {name: random}\n" + parameters).sampler.options == {}
 
 
 @pytest.mark.parametrize(
