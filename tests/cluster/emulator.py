@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -285,6 +286,7 @@ def main() -> int:
     try:
         with Cluster(folder, arguments.nodes) as cluster:
             print(f"{arguments.nodes} nodes up after {time.monotonic() - begin:.1f} s. In another terminal:\n")
+            print(f"  source {shlex.quote(str(Path(sys.prefix) / 'bin/activate'))}")
             print(f"  export SLURM_CONF={cluster.env['SLURM_CONF']} ROCM_PATH={cluster.env['ROCM_PATH']}")
             print("  sinfo; srun --constraint=cpx --exclusive --gres=gpu:8 python -m hpcjobs.partition show\n")
             print(f"Logs: {cluster.at.logs}\nCtrl-C ends it.", flush=True)
