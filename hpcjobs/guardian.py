@@ -3,6 +3,9 @@
 Which one is told by a lease: a file that its holder rewrites with every beat. Two holders for a moment do no harm,
 since a trial is recovered inside the journal's exclusive section. So the lease is short: after a few beats without a
 change, which also a holder misses that waits for the journal, another agent looks.
+
+Any other agent looks after what was left on its own host by an agent that is gone: it sees the processes, while Slurm
+may have lost its own state, and show their job as running until its limit.
 """
 
 from __future__ import annotations
@@ -10,15 +13,16 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
 from hpcjobs import slurm_control
 from hpcjobs.failures import Failure, FailureClass, is_journal_out_of_reach
-from hpcjobs.heartbeat import HeartbeatWatch
+from hpcjobs.heartbeat import HeartbeatWatch, read_node
 from hpcjobs.liveness import gone
-from hpcjobs.owners import OWNER, Owner
+from hpcjobs.owners import OWNER, Owner, process_alive
 from hpcjobs.paths import write_atomically
 from hpcjobs.recovery import recover
 from hpcjobs.study import OpenStudy
@@ -43,6 +47,7 @@ class Guardian:
         self._lease = study.paths.nodes / ".guardian"
         self._beat = 0
         self._seen: tuple[Any, float] = (None, time.monotonic())
+        self._holds = False
         self._looked = -LOOK_S
         self._asked = -ASK_S
         self.jobs: dict[str, slurm_control.JobState] = {}
@@ -50,11 +55,15 @@ class Guardian:
     def tick(self) -> None:
         """Call this with every beat of the node."""
         now = time.monotonic()
-        if not self._holds_lease(now) or now - self._looked < LOOK_S:
+        held, self._holds = self._holds, self._holds_lease(now)
+        if now - self._looked < LOOK_S and held == self._holds:
             return
         self._looked = now
         try:
-            self._look(now)
+            if self._holds:
+                self._look(now)
+            else:
+                self._look_here()
         except OSError as error:
             if not is_journal_out_of_reach(error):
                 raise
@@ -92,18 +101,33 @@ class Guardian:
 
     def _look(self, now: float) -> None:
         self._watch.look()
-        running = self._study.trials((TrialState.RUNNING,))
-        owners = [(trial, Owner.from_dict(trial.user_attrs.get(OWNER))) for trial in running]
-        strangers = [owner for _, owner in owners if owner and not owner.is_visible]
+        owners = self._owners()
+        strangers = [owner for _, owner in owners if not owner.is_visible]
         jobs = self._ask(now, strangers) if self._with_slurm else None
         for trial, owner in owners:
-            # the agent itself sees the ends of its own workers, and knows more about them
-            if owner is not None and owner.agent != self._agent:
-                reason = gone(owner, self._watch, jobs)
-                if reason is None and jobs and owner.element in jobs and self._is_doubtful(owner):
-                    reason = started_again(owner)
+            reason = gone(owner, self._watch, jobs)
+            if reason is None and jobs and self._is_doubtful(owner):
+                reason = started_again(owner, jobs)
+            if reason is not None:
+                self._recover(trial, owner, reason)
+
+    def _look_here(self) -> None:
+        for trial, owner in self._owners():
+            if owner.is_visible and not self._has_agent(owner):
+                reason = gone(owner, self._watch, None)
                 if reason is not None:
                     self._recover(trial, owner, reason)
+
+    def _owners(self) -> list[tuple[FrozenTrial, Owner]]:
+        """Running trials of other agents: each sees the ends of its own workers, and knows more about them."""
+        running = self._study.trials((TrialState.RUNNING,))
+        owners = [(trial, Owner.from_dict(trial.user_attrs.get(OWNER))) for trial in running]
+        return [(trial, owner) for trial, owner in owners if owner is not None and owner.agent != self._agent]
+
+    def _has_agent(self, owner: Owner) -> bool:
+        """Whether the agent of a worker on this host is still there."""
+        report = read_node(self._study.paths.node_file(owner.element))
+        return report is not None and report.agent == owner.agent and process_alive(report.pid, report.start)
 
     def _ask(self, now: float, owners: list[Owner]) -> dict[str, slurm_control.JobState] | None:
         """Slurm's states of the jobs of these owners; None if it was not asked now or does not answer."""
@@ -127,13 +151,14 @@ class Guardian:
         log.warning("trial %d of a lost worker goes on as trial %s: %s", trial.number, successor, reason)
 
 
-def started_again(owner: Owner) -> str | None:
+def started_again(owner: Owner, jobs: Mapping[str, slurm_control.JobState]) -> str | None:
     """Why the owner is gone, if its element has been queued again since and its new run has said nothing yet.
 
     It may never: Slurm can lose a job on a node that fails at that moment, and shows it as running until its limit.
     """
+    known = [name for name in (owner.element, owner.job) if name in jobs]  # a job that is no array has no elements
     try:
-        again = slurm_control.restarts(owner.element) > owner.run
+        again = any(slurm_control.restarts(name) > owner.run for name in known)
     except slurm_control.SlurmUnavailableError as error:
         log.warning("Slurm does not tell how often %s was started: %s", owner.element, error)
         return None
