@@ -39,7 +39,7 @@ def run(command: str, folder: Path, **environment: str) -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment, "PATH": path, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"

@@ -114,7 +114,7 @@ JobAcctGatherType=jobacct_gather/none
 NodeName=gpu[1-{at.nodes}] NodeAddr=127.0.0.1 NodeHostname={at.host} Port=[{at.slurmd_port}-{at.slurmd_port + last}] \\
   CPUs={CPUS_PER_NODE} Sockets=2 CoresPerSocket={CPUS_PER_NODE // 2} ThreadsPerCore=1 RealMemory=1500000 \\
   Gres=gpu:mi300x:{GPUS_PER_NODE} Feature=mi300x,spx,dpx,qpx,cpx
-PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=1 GraceTime=10
+PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=1 GraceTime=60
 # jobs here preempt those of `gpu`
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE PriorityTier=10 PreemptMode=OFF
 """
@@ -150,7 +150,7 @@ rocm={at.rocm}
 default_mode=spx
 allowed_modes="spx dpx qpx cpx"
 gpus={GPUS_PER_NODE}
-patience_s=10
-limit_s=30
+patience_s=120
+limit_s=240
 log={at.mode_log}
 """

@@ -23,8 +23,11 @@ class ClusterError(RuntimeError):
     """The emulated cluster did not do what it had to; the message names the log to read."""
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
-    """Poll until ``condition`` holds; ClusterError naming ``what`` when it does not in time."""
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 240.0) -> None:
+    """Poll until ``condition`` holds; ClusterError naming ``what`` when it does not in time.
+
+    The time is for what never comes: on a busy machine everything may take many times as long as on an idle one.
+    """
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
@@ -32,13 +35,33 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0
         time.sleep(0.05)
 
 
+PORTS_OF_ONE = 100
+_held: list[socket.socket] = []
+
+
 def free_ports(count: int) -> int:
-    """The first of ``count`` consecutive free ports on 127.0.0.1, below the range that the kernel hands out itself."""
-    for _ in range(200):
-        first = random.SystemRandom().randrange(12000, 30000)
-        if all(_is_free(port) for port in range(first, first + count)):
+    """The first of ``count`` consecutive free ports on 127.0.0.1, below the range that the kernel hands out itself.
+
+    They stay this process's until it ends, also while nothing listens there yet: several clusters start at once.
+    """
+    assert count <= PORTS_OF_ONE
+    for _ in range(1000):
+        first = random.SystemRandom().randrange(12000, 30000, PORTS_OF_ONE)
+        if _hold(first) and all(_is_free(port) for port in range(first, first + count)):
             return first
     raise ClusterError(f"no {count} consecutive free ports between 12000 and 30000")
+
+
+def _hold(first: int) -> bool:
+    """Take a name that only one process can have at a time, and that the kernel frees with it."""
+    name = socket.socket(socket.AF_UNIX)
+    try:
+        name.bind(f"\0ports of an emulated cluster, from {first}")
+    except OSError:
+        name.close()
+        return False
+    _held.append(name)
+    return True
 
 
 def _is_free(port: int) -> bool:
@@ -102,7 +125,7 @@ def _is_step_daemon(pid: int, folder: Path) -> bool:
 
 def end_processes(folder: Path) -> None:
     """Kill every daemon, step and task of the cluster in ``folder``, and wait until they are gone."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while members := [pid for pid in _pids() if pid != os.getpid() and _belongs(pid, folder)]:
         for pid in members:
             try:

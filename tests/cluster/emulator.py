@@ -88,7 +88,7 @@ class Cluster:
     # ---- what tests do with it ----
 
     def run(
-        self, *arguments: str, check: bool = True, timeout_s: float = 120.0, cwd: Path | None = None, **env: str
+        self, *arguments: str, check: bool = True, timeout_s: float = 600.0, cwd: Path | None = None, **env: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a command in the cluster's environment, by default in its folder; with ``check`` a failure raises."""
         done = subprocess.run(
@@ -118,7 +118,7 @@ class Cluster:
         text = self.run("sinfo", "--noheader", "--Node", "--partition=gpu", "-o", "%N %T").stdout
         return dict(line.split() for line in text.splitlines())[node]
 
-    def wait_for_job(self, job: str, timeout_s: float = 120.0) -> list[str]:
+    def wait_for_job(self, job: str, timeout_s: float = 400.0) -> list[str]:
         """Wait until accounting shows an end for the job (all elements of an array); the states."""
         going_on = ("PENDING", "RUNNING", "COMPLETING", "SUSPENDED", "RESIZING")
 
@@ -167,7 +167,7 @@ class Cluster:
         """End slurmctld in order, as ``systemctl restart`` does, then start one that reads the saved state."""
         daemon = self._daemons.pop("slurmctld")
         daemon.terminate()
-        daemon.wait(timeout=60)
+        daemon.wait(timeout=240)
         self.start_slurmctld()
 
     def down(self, node: str) -> None:
@@ -178,7 +178,7 @@ class Cluster:
         """Bring a node back that was drained or down, and wait until it is usable."""
         self.run("scontrol", "update", f"nodename={node}", "state=resume", check=False)
         usable = ("idle", "mixed", "allocated")
-        wait_until(lambda: self.state_of(node) in usable, f"{node} to come back", 60)
+        wait_until(lambda: self.state_of(node) in usable, f"{node} to come back")
 
     def reset(self) -> None:
         """No jobs, all daemons up, all nodes idle, all GPUs in SPX without faults."""
@@ -188,11 +188,11 @@ class Cluster:
             daemon = self._daemons.get(f"slurmd-{node}")
             if daemon is None or daemon.poll() is not None:
                 self.start_slurmd(node)
-        wait_until(lambda: not self.run("squeue", "--noheader").stdout.strip(), "all jobs to end", 60)
+        wait_until(lambda: not self.run("squeue", "--noheader").stdout.strip(), "all jobs to end")
         for node in self.nodes:
             self.resume(node)
             self.gpus(node).reset()
-        wait_until(lambda: all(self.state_of(node) == "idle" for node in self.nodes), "all nodes to be idle", 60)
+        wait_until(lambda: all(self.state_of(node) == "idle" for node in self.nodes), "all nodes to be idle")
         self.at.mode_log.unlink(missing_ok=True)
 
     # ---- start ----
@@ -259,9 +259,7 @@ class Cluster:
         add = ("sacctmgr", "--immediate", "add", "cluster", "emulated")
         wait_until(lambda: self.run(*add, check=False).returncode == 0, f"slurmdbd, see {self.at.logs}")
         self.start_slurmctld()
-        wait_until(
-            lambda: all(self.state_of(node) == "idle" for node in self.nodes), f"the nodes, see {self.at.logs}", 60
-        )
+        wait_until(lambda: all(self.state_of(node) == "idle" for node in self.nodes), f"the nodes, see {self.at.logs}")
 
     def _start_daemon(self, name: str, arguments: list[str]) -> None:
         database = {"MYSQL_UNIX_PORT": str(self.at.database_socket), "MARIADB_UNIX_PORT": str(self.at.database_socket)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ BUSY = 30
 
 
 def wait_for_epilog(cluster: Cluster, node: str = "gpu1") -> None:
-    wait_until(lambda: cluster.state_of(node) == "idle", f"the epilog on {node}", 60)
+    wait_until(lambda: cluster.state_of(node) == "idle", f"the epilog on {node}")
 
 
 def sets(cluster: Cluster, node: str = "gpu1") -> list[tuple[str, str]]:
@@ -109,25 +108,24 @@ def test_nodes_that_cannot_switch_are_drained_and_the_jobs_run_elsewhere(cluster
     assert "reports success for cpx and stays in spx" in log
     assert "JobHeld" not in cluster.run("squeue", "-h", "-o", "%r").stdout
     cluster.wait_for_job(job)
-    ends = {record["NodeList"]: record["State"] for record in cluster.sacct(job, "NodeList", "State", "JobID")}
-    assert (ends["gpu3"], ends["gpu4"]) == ("COMPLETED", "COMPLETED")
+    # one after the other on the same node, where the second was refused late
+    runs = [r for r in cluster.sacct(job, "JobID", "NodeList", "State") if r["State"] == "COMPLETED"]
+    assert {r["JobID"] for r in runs if r["NodeList"] in ("gpu3", "gpu4")} >= {f"{job}_0", f"{job}_1"}
 
 
 def test_a_hanging_switch_is_ended(tmp_path: Path, cluster: Cluster) -> None:
-    """slurm/partition-mode.sh by itself, with a limit of 1 s against a switch of 60 s."""
+    """slurm/partition-mode.sh by itself, with a limit of 1 s against a switch of an hour."""
     at = Layout(tmp_path, "host", 1, 1, 2, 3)
     configuration = partition_mode_conf(at, sys.executable).replace(str(at.rocm), str(cluster.at.rocm))
     script = tmp_path / "partition-mode.sh"
     script.write_bytes((SITE_FILES / "partition-mode.sh").read_bytes())
     script.chmod(0o755)
-    (tmp_path / "partition-mode.conf").write_text(configuration.replace("limit_s=30", "limit_s=1"))
+    (tmp_path / "partition-mode.conf").write_text(configuration.replace("limit_s=240", "limit_s=1"))
     at.logs.mkdir()
-    cluster.gpus("gpu1").inject(delay_ms=60_000)
+    cluster.gpus("gpu1").inject(delay_ms=3_600_000)
     environ = {"SLURMD_NODENAME": "gpu1", "SLURM_JOB_GPUS": "0-7", "SLURM_JOB_CONSTRAINTS": "cpx"}
-    begin = time.monotonic()
-    done = subprocess.run([script, "prolog"], env=environ, capture_output=True)
+    done = subprocess.run([script, "prolog"], env=environ, capture_output=True, timeout=600)
     assert done.returncode == 124
-    assert time.monotonic() - begin < 20
 
 
 def test_without_its_configuration_the_hook_fails_and_names_the_file(tmp_path: Path) -> None:

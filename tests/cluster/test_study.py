@@ -28,7 +28,7 @@ def train(params, context):
     names = [f"{{name}}={{value}}" for name, value in os.environ.items() if name.endswith("_VISIBLE_DEVICES")]
     (context.folder / "devices").write_text(f"{{' '.join(names)}} {{context.device}}")
     logs = context.folder.parents[1] / "logs"
-    for _ in range(300):
+    for _ in range(2000):
         if len(list(logs.glob("*/worker_*.log"))) == {NODES * GPUS_IN_DPX}:
             return params["x"]
         time.sleep(0.5)
@@ -60,13 +60,11 @@ def run(session_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> R
     options = ["--nodes", str(NODES), "--mode", "dpx", "--trials", str(TRIALS), "--epochs", "1", "--wait"]
     out = session_cluster.run(
         sys.executable, "-m", "hpcjobs.submit", "--study", str(search), "--cluster", "emulated",
-        "--folder", str(folder / "study"), *options, cwd=folder, timeout_s=300,
+        "--folder", str(folder / "study"), *options, cwd=folder, timeout_s=1200,
     ).stdout  # fmt: skip
     job = re.findall(r"submitted 4 nodes as job (\d+)", out)[0]
     assert session_cluster.wait_for_job(job) == ["COMPLETED"] * NODES
-    wait_until(
-        lambda: all(session_cluster.state_of(node) == "idle" for node in session_cluster.nodes), "the epilogs", 60
-    )
+    wait_until(lambda: all(session_cluster.state_of(node) == "idle" for node in session_cluster.nodes), "the epilogs")
     return Run(
         session_cluster,
         StudyPaths(folder / "study"),

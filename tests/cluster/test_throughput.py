@@ -22,7 +22,7 @@ MODES = ("spx", "dpx", "qpx", "cpx")
 
 def experiment(cluster: Cluster, *arguments: str) -> str:
     command = [sys.executable, "-m", "hpcjobs.throughput", *arguments]
-    return cluster.run(*command, cwd=FAKES, timeout_s=400).stdout
+    return cluster.run(*command, cwd=FAKES, timeout_s=1200).stdout
 
 
 @pytest.mark.slow
