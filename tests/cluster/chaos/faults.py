@@ -9,7 +9,7 @@ import time
 
 from tests.cluster.chaos import processes, storage
 from tests.cluster.chaos.processes import Fault, Injected
-from tests.cluster.chaos.world import World, go_on_with, kill, stop
+from tests.cluster.chaos.world import World, go_on_with, kill
 
 
 def kill_slurmd(world: World) -> Injected | None:
@@ -84,13 +84,7 @@ def cut_off_node(world: World) -> Injected | None:
         return None
     world.busy_nodes.add(node)
     world.cluster.kill_slurmd(node)  # first, so that nobody there is told to end anything
-    stopped = [pid for pid in pids if stop(pid)]
-    while (
-        holder := world.lock_holder()
-    ) is not None and holder in stopped:  # a filesystem takes locks from a node that it does not hear
-        go_on_with(holder)
-        time.sleep(0.01)
-        stop(holder)
+    stopped = world.stand_still(pids)
     world.cluster.down(node)
 
     def back() -> str:
@@ -149,7 +143,7 @@ def two_submissions_at_once(world: World) -> Injected | None:
         world.submit_in_background("--resume", str(world.paths.folder), "--nodes", "1", "--trials", f"+{n}")
         for n in more
     ]
-    codes = [submission.wait(timeout=120) for submission in submissions]
+    codes = [submission.wait(timeout=400) for submission in submissions]
     assert codes == [0, 0], f"resuming twice at once ended with {codes}; see {world.folder / 'submit.log'}"
     world.budget += sum(more)
     return Injected(f"{more[0]} and {more[1]} trials were added at once")

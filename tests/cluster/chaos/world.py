@@ -87,6 +87,7 @@ class World:
             "objective": "chaos_objective:train", "direction": "minimize", "trials": trials, "epochs": self.epochs,
             "parameters": {"x": {"type": "uniform", "min": 0.0, "max": 1.0}},
             "fixed": {"base": 0.1, "step_s": self.step_s}, "sampler": {"name": "random"},
+            "seed": self.rng.randrange(1 << 30),
         }  # fmt: skip
         (self.folder / "cluster.yaml").write_text(yaml.safe_dump(profile))
         (self.folder / "study.yaml").write_text(yaml.safe_dump(study))
@@ -176,6 +177,17 @@ class World:
             time.sleep(0.0005)
         return None
 
+    def stand_still(self, pids: list[int]) -> list[int]:
+        """Stop these processes, none of them while it holds the journal's lock: a filesystem takes locks from a node
+        that it does not hear. Returns those that stand still."""
+        stopped = [pid for pid in pids if stop(pid)]
+        while (holder := self.lock_holder()) is not None and holder in stopped:
+            go_on_with(holder)
+            time.sleep(0.01)
+            if not stop(holder):
+                stopped.remove(holder)
+        return stopped
+
     def lock_holder(self) -> int | None:
         status = self.paths.journal.stat()
         soft = self.paths.journal.with_name(f"journal.lock.{status.st_ino}")
@@ -205,7 +217,7 @@ def stop(pid: int) -> bool:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGSTOP)
         with contextlib.suppress(ClusterError):
-            wait_until(lambda: process_state(pid) == "T", f"process {pid} to stop", 1)
+            wait_until(lambda: process_state(pid) == "T", f"process {pid} to stop", 5)
             return True
         os.kill(pid, signal.SIGCONT)
     return False
@@ -222,7 +234,7 @@ def kill(pid: int) -> bool:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         return False
-    wait_until(lambda: process_state(pid) in ("", "Z"), f"the end of process {pid}", 20)
+    wait_until(lambda: process_state(pid) in ("", "Z"), f"the end of process {pid}")
     return True
 
 
