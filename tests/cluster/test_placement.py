@@ -17,9 +17,16 @@ from tests.cluster.emulator import Cluster
 OBJECTIVE = """\
 {header}
 def train(params, context):
+    {first}
     context.report(0, params["x"])
     return params["x"]
 train.parameters = {{"x": {{"type": "float"}}}}
+"""
+# else one quick worker spends the budget before all others have begun
+WAIT_UNTIL_SEVEN_ARE_LEFT_OUT = """
+    import time
+    while sum(file.read_text().count('"left out"') for file in context.folder.parents[1].glob("nodes/*.json")) < 7:
+        time.sleep(0.2)
 """
 
 
@@ -29,9 +36,9 @@ class Project:
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self.cluster, self.folder, self.study = cluster, folder, folder / "study"
 
-    def submit(self, *more: str, header: str = "", mode: str = "cpx", trials: int = 70) -> list[str]:
-        """Run a study to its end; the states of its job's elements."""
-        (self.folder / "my_objective.py").write_text(OBJECTIVE.format(header=header))
+    def submit(self, *more: str, header: str = "", first: str = "", mode: str = "cpx", trials: int = 70) -> list[str]:
+        """Run a study to its end; the states of its job's elements. ``first``: what a trial does first."""
+        (self.folder / "my_objective.py").write_text(OBJECTIVE.format(header=header, first=first))
         (self.folder / "search.yaml").write_text(
             "objective: my_objective:train\nparameters: {x: {type: uniform, min: 0, max: 1}}\n"
         )
@@ -39,7 +46,7 @@ class Project:
         command += ["--mode", mode, "--epochs", "1", "--trials", str(trials), "--folder", str(self.study), *more]
         out = self.cluster.run(*command, cwd=self.folder).stdout
         job = next(line for line in out.splitlines() if line.startswith("submitted 1 node as job ")).split()[-1]
-        return self.cluster.wait_for_job(job, 300)
+        return self.cluster.wait_for_job(job, 1200)
 
     def trials_begun(self) -> int:
         trials = open_study(StudyPaths(self.study)).trials()
@@ -91,8 +98,9 @@ def test_workers_whose_profile_sets_a_second_variable_take_no_trial(project: Pro
 
 def test_an_objective_that_puts_all_workers_on_one_device_leaves_only_the_rightful_one(project: Project) -> None:
     states = project.submit(
-        header="import os; os.environ['ROCR_VISIBLE_DEVICES'] = '0'", mode="spx", trials=5
-    )  # worker 0 is where it should be, and does all the work
+        header="import os; os.environ['ROCR_VISIBLE_DEVICES'] = '0'", first=WAIT_UNTIL_SEVEN_ARE_LEFT_OUT,
+        mode="spx", trials=5,
+    )  # fmt: skip  # worker 0 is where it should be, and does all the work
     assert states == ["COMPLETED"]
     messages = project.messages()
     expected = (
