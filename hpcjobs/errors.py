@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import select
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 EXIT_USER_ERROR = 2
 # what a shell reports for a process that SIGPIPE has ended
 EXIT_CLOSED_PIPE = 141
 EXIT_INTERRUPTED = 130
 
-# what a path that a user gave can be: too long, in a loop of links, below a file, not ours, on a disk that is full
-_OF_A_PATH = frozenset(
-    {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS}
-    | {errno.ENOSPC, errno.EDQUOT}
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+# what a path that a user gave can be: not there, too long, in a loop of links, below a file, not ours, on a full disk
+_OF_A_PATH = _NO_ROOM | frozenset(
+    {errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
+    | {errno.EACCES, errno.EPERM, errno.EROFS}
 )
 
 
@@ -29,6 +32,7 @@ def run_entry(main: Callable[[], int | None]) -> int:
 
     So is an error of the system that names a path and tells of that path, such as a missing permission.
     """
+    _prepare_output()
     try:
         if "" in sys.argv[1:]:
             # taken for a path, it would be the working folder
@@ -44,13 +48,25 @@ def run_entry(main: Callable[[], int | None]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_CLOSED_PIPE
     except OSError as error:
-        if error.errno not in _OF_A_PATH or error.filename is None:
+        if error.errno in _NO_ROOM:  # a write to a file that is open, standard output say, names none
+            print(f"error: {error.filename or 'a file'}: {error.strerror}; make room", file=sys.stderr)
+        elif error.errno in _OF_A_PATH and error.filename is not None:
+            print(f"error: {error.filename}: {error.strerror}; check the path and who may use it", file=sys.stderr)
+        else:
             raise
-        print(f"error: {error.filename}: {error.strerror}; check the path and who may use it", file=sys.stderr)
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+def _prepare_output() -> None:
+    """Names in any script can be printed, whatever the terminal's own; what is closed swallows all."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _reader_is_gone() -> bool:

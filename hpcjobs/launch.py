@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcjobs import slurm_control
 from hpcjobs.config import StudyFile
+from hpcjobs.errors import UserError
 from hpcjobs.paths import StudyPaths, write_atomically
 from hpcjobs.plan import Plan
 from hpcjobs.slurm import agent_python, submitit_parameters
@@ -57,11 +58,21 @@ def request_cancel(paths: StudyPaths) -> None:
 
 
 def recorded(paths: StudyPaths) -> list[Launched]:
-    """All submissions of this study."""
+    """All submissions of this study.
+
+    Raises:
+        UserError: a record is damaged.
+    """
     found = []
     for path in sorted(jobs_folder(paths).glob("*.json")):
-        data: dict[str, Any] = json.loads(path.read_bytes())
-        found.append(Launched(**{**data, "job_ids": tuple(data["job_ids"])}))
+        try:
+            data: dict[str, Any] = json.loads(path.read_bytes())
+            found.append(Launched(**{**data, "job_ids": tuple(data["job_ids"])}))
+        except (ValueError, TypeError, KeyError):
+            raise UserError(
+                f"{path}: found no record of a submission; allowed: what submit wrote there; end the job "
+                f"{path.stem} if it runs (on Slurm: scancel {path.stem}), and remove the file"
+            ) from None
     return found
 
 

@@ -92,7 +92,7 @@ def open_study(paths: StudyPaths, checked: StudyFile | None = None) -> OpenStudy
         UserError: if the folder is missing or is no study, its journal holds none, or what it searches was changed.
     """
     file = checked or _read(paths)
-    if not paths.journal.exists():
+    if not paths.journal.is_file():
         raise UserError(f"{paths.folder}: {paths.journal.name} is missing: the study was never started, or was moved.")
     storage = open_storage(paths)
     studies = storage.get_all_studies()

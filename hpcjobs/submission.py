@@ -177,7 +177,13 @@ def resumed_submission(options: argparse.Namespace) -> Submission:
 
 def absolute(path: Path) -> Path:
     """Absolute and without ``..``; links are kept, since a site's own names for its filesystems are."""
-    return Path(os.path.normpath(path.expanduser().absolute()))
+    try:
+        path = path.expanduser()
+    except RuntimeError:
+        raise UserError(
+            f"{path}: found no home of {path.parts[0]}; allowed: a user of this machine; ./~... for a name"
+        ) from None
+    return Path(os.path.normpath(path.absolute()))
 
 
 def available_cores() -> int:

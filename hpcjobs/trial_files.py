@@ -45,7 +45,8 @@ def read_curves(study: OpenStudy) -> list[dict[str, Any]]:
             with contextlib.suppress(ValueError):  # nothing, or a line that was cut short
                 rows.append(json.loads(line))
     curves = {}
-    for row in sorted(rows, key=lambda row: row["trial"]):
+    last = len(study.trials()) - 1  # a damaged journal may have lost the latest trials
+    for row in sorted((row for row in rows if row["trial"] <= last), key=lambda row: row["trial"]):
         row["trial"] = last_successor(study, row["trial"]).number
         curves[row["trial"], row["step"]] = row
     return [curves[key] for key in sorted(curves)]

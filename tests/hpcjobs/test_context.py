@@ -88,6 +88,13 @@ def test_the_curve_has_each_step_once_also_if_the_run_before_died_while_it_wrote
     assert curve(study) == [(0, 1, 0.5), (0, 2, 0.75), (0, 3, 1.0)]
 
 
+def test_the_curve_of_a_trial_that_a_damaged_journal_has_lost_is_left_out(studies: Any) -> None:
+    study = studies.create("quadratic", trials=1)
+    claimed(study).report(1, 0.5)
+    append_to_curves(study.paths.worker_curves("e", 0), 1, 1, 0.6, {})
+    assert curve(study) == [(0, 1, 0.5)]
+
+
 def test_the_curve_of_a_recovered_trial_is_one_with_that_of_its_successor(studies: Any) -> None:
     study = studies.create("quadratic", trials=1)
     claimed(study).report(1, 0.5)

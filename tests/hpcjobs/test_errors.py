@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 
@@ -25,6 +26,7 @@ def no_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (UserError("a mistake"), "error: a mistake\n"),
         (OSError(errno.EACCES, os.strerror(errno.EACCES), "/a/path"), "error: /a/path: Permission denied; check"),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "error: a file: No space left on device; make room"),
         (OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), "/a/path"), "error: /a/path: File name too"),
     ],
 )
@@ -47,3 +49,13 @@ def test_an_empty_argument_is_not_taken_for_the_working_folder(
     monkeypatch.setattr(sys, "argv", ["entry", "--data", ""])
     assert run_entry(lambda: 0) == EXIT_USER_ERROR
     assert "found an empty argument" in capsys.readouterr().err
+
+
+def test_output_in_another_encoding_or_closed_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii", write_through=True))
+    assert run_entry(lambda: print("größe")) == 0
+    assert written.getvalue() == b"gr\\xf6\\xdfe\n"
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert run_entry(lambda: print(sys.stdout.isatty(), sys.stderr.isatty())) == 0

@@ -38,6 +38,15 @@ def test_a_launched_study_runs_to_its_end_and_leaves_a_record(studies: Any) -> N
     assert study.paths.worker_log(report.element, 1).exists()
 
 
+def test_a_damaged_record_of_a_submission_is_told(studies: Any) -> None:
+    study = studies.create("quadratic")
+    (study.paths.folder / "jobs").mkdir()
+    (study.paths.folder / "jobs" / "17.json").write_text("{")
+    done = run("cancel", study.paths.folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "17.json: found no record of a submission; allowed: what submit wrote there" in done.stderr
+
+
 def test_more_trials_for_a_finished_study_run_after_launching_again(studies: Any) -> None:
     study = studies.create("quadratic", trials=2)
     studies.launch(study)
