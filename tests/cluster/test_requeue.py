@@ -1,7 +1,8 @@
 """Jobs shorter than their trials: studies go on over requeues and preemptions, every schedule unbroken.
 
 Slurm counts time limits in minutes. A limit of one minute, of which the last fifteen seconds are for handing back,
-leaves trials about forty seconds of each job. Both studies run side by side, since most of the time is waiting.
+leaves trials at most forty-five seconds of each job, and few where all starts slowly. Both studies run side by side,
+since most of the time is waiting.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ def studies(session_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) 
     """One study with jobs of a minute, and one with jobs of eight minutes, whose node is then taken from it."""
     session_cluster.reset()
     folder: Path = tmp_path_factory.mktemp("requeue")
-    short = World(session_cluster, folder / "short", random.Random(0), 2, 2, epochs=8, step_s=2.2, timeout_min=1)
-    preempted = World(session_cluster, folder / "long", random.Random(0), 1, 2, epochs=6, step_s=0.5, timeout_min=8)
+    short = World(session_cluster, folder / "short", random.Random(0), 2, 2, epochs=36, step_s=0.3, timeout_min=1)
+    preempted = World(session_cluster, folder / "long", random.Random(0), 1, 2, epochs=12, step_s=0.6, timeout_min=8)
     for world, trials in ((short, 4), (preempted, 4)):
         world.begin(trials, "kernel")
-    wait_until(lambda: any(trial.reports for trial in preempted.ledger.trials), "the first report", 60)
+    wait_until(lambda: any(trial.reports for trial in preempted.ledger.trials), "the first report")
     (agent,) = preempted.agents()
     options = ["--partition=urgent", "--exclusive", f"--nodelist={agent.node}", "--wrap", "sleep 1"]
     job = session_cluster.run("sbatch", "--parsable", *options).stdout.strip()
@@ -64,7 +65,7 @@ def states(world: World) -> list[str]:
 def test_a_job_of_eight_minutes_is_preempted_and_goes_on(studies: tuple[World, World]) -> None:
     """submitit takes every job of up to ten minutes for timed out when it is told to stop, and would end it."""
     world = studies[1]
-    verdict = finished(world, 200)
+    verdict = finished(world, 400)
     assert verdict.holds, verdict.wrong
     assert verdict.figures["recovered"] == 0, "handed back in order, nothing had to be recovered"
     assert any(state in ("PREEMPTED", "REQUEUED") for state in states(world))
@@ -73,7 +74,7 @@ def test_a_job_of_eight_minutes_is_preempted_and_goes_on(studies: tuple[World, W
 
 def test_trials_longer_than_a_job_complete_over_several_requeues(studies: tuple[World, World]) -> None:
     world = studies[0]
-    verdict = finished(world, 300)
+    verdict = finished(world, 800)
     assert verdict.holds, verdict.wrong
     assert verdict.figures["recovered"] == 0, "each trial kept its number, and no step was done twice"
     runs: dict[int, Any] = {
@@ -81,6 +82,7 @@ def test_trials_longer_than_a_job_complete_over_several_requeues(studies: tuple[
     }
     assert runs, "no trial completed"
     for steps in runs.values():
-        assert len(steps) >= 2, "a trial of 88 s does not fit into one job of a minute"
+        assert len(set(steps)) >= 2, "a trial of 54 s does not fit into what trials get of a minute"
         assert steps[0] == 0
-        assert all(earlier < later for earlier, later in itertools.pairwise(steps))
+        # a run that was told to stop as soon as it had begun has done no step
+        assert all(earlier <= later for earlier, later in itertools.pairwise(steps))
