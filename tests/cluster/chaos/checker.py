@@ -205,7 +205,9 @@ def _check_run(
         ended = min((t for t in ends if t > last), default=math.inf)
         if ended < following["t"]:
             verdict.after_end_s.append(following["t"] - ended)
-        saved = STEPS * max((line["epoch"] for line in run if line["what"] == "reported"), default=0)
+        reported = [line["epoch"] for line in run if line["what"] == "reported"]
+        # what was reported under a number that somebody else went on with already is not part of what goes on
+        saved = STEPS * max((e for e in reported if (number, e) not in ledger.late_reports), default=0)
         if following["step"] < max(saved, run[0]["step"]):
             verdict.wrong["checkpoints not used"].append(f"trial {number}: {saved} steps were saved, then {following}")
     elif not any(ledger.trials[n].state in ENDED and not ledger.successors(n) for n in lineage(ledger, number)):

@@ -38,7 +38,7 @@ FIRST_TRIALS = 60
 # trials that must be left while faults are still to come
 SPARE_TRIALS = 40
 # a fault that has been impossible so often (there was no such process) is given up
-MOST_TRIES = 20
+MOST_TRIES = 40
 
 
 @dataclass
