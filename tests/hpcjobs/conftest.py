@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ from hpcjobs.study import OpenStudy, create_study
 HERE = Path(__file__).parent
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 120.0, what: str = "the condition") -> Any:
+def wait_for(condition: Callable[[], Any], seconds: float = 300.0, what: str = "the condition") -> Any:
     """Poll until ``condition`` is true and return its value; fail the test after ``seconds``."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -58,6 +60,7 @@ class Studies:
         self._folder = folder
         self._workers: list[subprocess.Popen[bytes]] = []
         self._studies: list[OpenStudy] = []
+        self._launched: Counter[Path] = Counter()
 
     def create(self, objective: str, **more: Any) -> OpenStudy:
         # every test goes through a path that shells and formats stumble over
@@ -69,11 +72,21 @@ class Studies:
     def launch(self, study: OpenStudy) -> None:
         """Start a node agent on this machine, as submit does."""
         launch(study.paths, study.file, make_plan(study.file, local_cores=2))
+        self._launched[study.paths.folder] += 1
 
-    def finish(self, study: OpenStudy, seconds: float = 60.0) -> Counts:
-        """Wait until the budget is spent and the node has ended."""
-        wait_for(lambda: count(study).left == 0, seconds, "the budget to be spent")
-        wait_for(lambda: all(report.state == "ended" for report in read_nodes(study.paths)), 20.0, "the node's end")
+    def let_go(self, study: OpenStudy) -> None:
+        """Let the trials of ``held_epochs`` go on."""
+        (study.paths.folder / "go").touch()
+
+    def finish(self, study: OpenStudy) -> Counts:
+        """Wait until the budget is spent and all nodes have ended, also those that come when there is nothing left."""
+        wait_for(lambda: count(study).left == 0, what="the budget to be spent")
+
+        def ended() -> bool:
+            states = [report.state for report in read_nodes(study.paths)]
+            return states == ["ended"] * self._launched[study.paths.folder]
+
+        wait_for(ended, what="the nodes' end")
         return count(study)
 
     def worker(
@@ -119,7 +132,8 @@ class Studies:
                 for pid, start in [(report.pid, report.start), *((w.pid, w.start) for w in report.workers)]:
                     # some tests are the agent themselves, with a worker that is no process
                     if pid not in (0, os.getpid()) and process_start(pid) == start:
-                        os.kill(pid, signal.SIGKILL)
+                        with contextlib.suppress(ProcessLookupError):  # it has ended this moment
+                            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture

@@ -51,10 +51,11 @@ def test_a_study_of_pruned_trials_ends(studies: Any) -> None:
 
 
 def test_the_trial_of_a_killed_worker_goes_on_from_its_checkpoint(studies: Any) -> None:
-    study = studies.create("epochs", trials=3, epochs=60)
+    study = studies.create("held_epochs", trials=3, epochs=60)
     studies.launch(study)
     report = studies.wait_for(lambda: busy(study))
     os.kill(report.workers[0].pid, signal.SIGKILL)
+    studies.let_go(study)
     counts = studies.finish(study)
     assert (counts.completed, counts.budget, counts.recovered) == (3, 3, 1)
     assert counts.failures == {"worker died": 1}
@@ -86,40 +87,41 @@ def test_a_device_that_fails_twice_is_left_out(studies: Any) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_agent_hands_all_trials_back(number: int, studies: Any) -> None:
-    study = studies.create("epochs", trials=2, epochs=500)
+    study = studies.create("held_epochs", trials=2)
     studies.launch(study)
     report = studies.wait_for(lambda: busy(study))
     os.kill(report.pid, number)
-    studies.wait_for(lambda: node(study) is None, 20.0)
+    studies.wait_for(lambda: node(study) is None)
     counts = count(study)
     assert (counts.waiting, counts.running, counts.recovered) == (2, 0, 0)
     assert read_nodes(study.paths)[0].message == f"signal {signal.Signals(number).name}"
 
 
 def test_cancelling_is_heard_by_the_agent(studies: Any) -> None:
-    study = studies.create("epochs", trials=2, epochs=500)
+    study = studies.create("held_epochs", trials=2)
     studies.launch(study)
     studies.wait_for(lambda: busy(study))
     request_cancel(study.paths)
-    studies.wait_for(lambda: node(study) is None, 20.0)
+    studies.wait_for(lambda: node(study) is None)
     assert count(study).waiting == 2
 
 
 def test_workers_of_a_killed_agent_hand_back_and_the_study_can_be_resumed(studies: Any) -> None:
-    study = studies.create("epochs", trials=2, epochs=60)
+    study = studies.create("held_epochs", trials=2, epochs=60)
     studies.launch(study)
     report = studies.wait_for(lambda: busy(study))
     os.kill(report.pid, signal.SIGKILL)
-    studies.wait_for(lambda: count(study).waiting == 2, 20.0)
+    studies.wait_for(lambda: count(study).waiting == 2)
     done = [max(trial.intermediate_values) for trial in study.trials()]
+    studies.let_go(study)
     studies.launch(study)
-    studies.wait_for(lambda: count(study).completed == 2, 30.0)
-    assert all(0 < epoch < 60 for epoch in done)
+    studies.wait_for(lambda: count(study).completed == 2)
+    assert all(1 <= epoch <= 2 for epoch in done)
     assert all(trial.value == 60.0 for trial in study.trials())
 
 
 def test_an_agent_whose_element_runs_elsewhere_meanwhile_leaves_and_touches_nothing(studies: Any) -> None:
-    study = studies.create("epochs", trials=2, epochs=1000)
+    study = studies.create("held_epochs", trials=2)
     studies.launch(study)
     mine = studies.wait_for(lambda: busy(study))
     later = dataclasses.replace(mine, agent="a later run", run=mine.run + 1, workers=[])

@@ -29,7 +29,7 @@ from hpcjobs.text import duration
 
 def status(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "hpcjobs.status", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_a_running_study_is_shown_with_its_node_and_speed(studies: Any) -> None:
