@@ -16,10 +16,12 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
+from hpcjobs import journal_client
 from hpcjobs.journal import StudyStorage, open_storage
 from hpcjobs.journal_client import JournalClient, ServerGoneError
 from hpcjobs.journal_server import JournalServer, serve
 from hpcjobs.paths import StudyPaths
+from tests.cluster.daemons import wait_until
 
 
 @pytest.fixture
@@ -43,7 +45,7 @@ def server_process(paths: StudyPaths, path: Path) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
         [sys.executable, "-m", "hpcjobs.journal_server", str(paths.folder), str(path)], stdin=subprocess.PIPE
     )
-    end = time.monotonic() + 30
+    end = time.monotonic() + 240
     while not path.exists():
         assert process.poll() is None and time.monotonic() < end, "the server did not start"
         time.sleep(0.02)
@@ -58,13 +60,21 @@ def run_trials(storage: StudyStorage, count: int) -> None:
         study.tell(trial, 1.0)
 
 
+def open_served(paths: StudyPaths, path: Path) -> StudyStorage:
+    """With all the patience that a busy machine needs: else a worker that waits long appends by itself."""
+    storage = open_storage(paths, socket=str(path))
+    assert storage._file._client is not None
+    storage._file._client._patience_s = 240.0
+    return storage
+
+
 def numbers_and_states(paths: StudyPaths) -> tuple[list[int], set[TrialState]]:
     trials = study_of(open_storage(paths, socket="")).get_trials(deepcopy=False)
     return [trial.number for trial in trials], {trial.state for trial in trials}
 
 
 def test_workers_of_a_server_number_no_trial_twice(paths: StudyPaths, server: JournalServer) -> None:
-    storages = [open_storage(paths, socket=str(server.socket_path)) for _ in range(6)]
+    storages = [open_served(paths, server.socket_path) for _ in range(6)]
     threads = [threading.Thread(target=run_trials, args=(storage, 10)) for storage in storages]
     for thread in threads:
         thread.start()
@@ -82,7 +92,7 @@ def test_without_a_server_records_are_appended_directly(paths: StudyPaths, tmp_p
 def test_killed_server_loses_nothing_and_its_successor_is_found(paths: StudyPaths, tmp_path: Path) -> None:
     path = tmp_path / "socket"
     first = server_process(paths, path)
-    storage = open_storage(paths, socket=str(path))
+    storage = open_served(paths, path)
     run_trials(storage, 2)
     first.kill()
     first.wait()
@@ -103,11 +113,11 @@ def test_request_of_a_stalled_server_is_written_once(paths: StudyPaths, tmp_path
     """The worker gives up on it and writes by itself; when it wakes up it has the same request in its hands."""
     path = tmp_path / "socket"
     process = server_process(paths, path)
-    storage = open_storage(paths, socket=str(path))
-    client = storage._file._client
-    assert client is not None
-    client._patience_s = 0.5
+    storage = open_served(paths, path)
     run_trials(storage, 1)
+    client = storage._file._client
+    assert client is not None and client._socket is not None
+    client._socket.settimeout(0.5)
     process.send_signal(signal.SIGSTOP)
     os.waitpid(process.pid, os.WUNTRACED)
     study = study_of(storage)
@@ -177,18 +187,23 @@ def test_worker_without_an_answer_from_the_socket_does_not_hang(tmp_path: Path) 
     listener.close()
 
 
-def test_rounds_are_shared(paths: StudyPaths, server: JournalServer) -> None:
+def test_rounds_are_shared(paths: StudyPaths, server: JournalServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve workers that wait for the lock get into the file with few appends."""
     rounds = []
     append = server._backend.append
     server._backend.append = lambda *args, **options: (rounds.append(1), append(*args, **options))[1]  # type: ignore
-    storages = [open_storage(paths, socket=str(server.socket_path)) for _ in range(12)]
+    storages = [open_served(paths, server.socket_path) for _ in range(12)]
     assert all(storage._file._client is not None and storage._file._client.available() for storage in storages)
+    # beside its listener and what wakes it up
+    wait_until(lambda: len(server._selector.get_map()) == 2 + 12, "the server to know all workers")
+    waiting: set[socket.socket] = set()
+    receive = journal_client._receive
+    monkeypatch.setattr(journal_client, "_receive", lambda at, size: (waiting.add(at), receive(at, size))[1])
     threads = [threading.Thread(target=study_of(storage).ask) for storage in storages]
     with open_storage(paths, socket="").exclusive():
         for thread in threads:
             thread.start()
-        time.sleep(0.3)
+        wait_until(lambda: len(waiting) == 12, "all requests to be on their way")
     for thread in threads:
         thread.join()
     assert numbers_and_states(paths)[0] == list(range(12))
@@ -199,7 +214,7 @@ def test_answer_to_an_interrupted_request_is_not_taken_for_the_next_one(
     paths: StudyPaths, server: JournalServer
 ) -> None:
     """A signal's handler raises while the worker waits; the records after it must be in the file when they return."""
-    storage = open_storage(paths, socket=str(server.socket_path))
+    storage = open_served(paths, server.socket_path)
     study = study_of(storage)
 
     def interrupt(*_: object) -> None:
@@ -207,10 +222,9 @@ def test_answer_to_an_interrupted_request_is_not_taken_for_the_next_one(
 
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        with open_storage(paths, socket="").exclusive():
+        with open_storage(paths, socket="").exclusive(), pytest.raises(KeyboardInterrupt):
             signal.setitimer(signal.ITIMER_REAL, 0.3)
-            with pytest.raises(KeyboardInterrupt):
-                study.ask()
+            study.ask()
     finally:
         signal.signal(signal.SIGALRM, before)
     trial = study.ask()

@@ -24,7 +24,7 @@ from hpcjobs.paths import StudyPaths
 from tests.cluster.daemons import wait_until
 
 WORKERS, SERVERS, KILLS, TRIALS = 8, 2, 40, 30
-PATIENCE_S = 180.0
+PATIENCE_S = 600.0
 
 
 def fork(function: Callable[[], None]) -> int:
