@@ -13,7 +13,7 @@ from hpcjobs.progress import best_trial
 
 def clean(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "hpcjobs.clean", str(folder), *more]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 def files(folder: Path) -> set[str]:

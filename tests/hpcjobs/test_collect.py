@@ -29,7 +29,7 @@ from tests.hpcjobs.night import make_night
 
 def collect(folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "hpcjobs.collect", str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_the_best_parameters_are_a_complete_configuration(studies: Any) -> None:

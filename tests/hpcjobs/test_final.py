@@ -28,7 +28,7 @@ HERE = Path(__file__).parent
 
 def final(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "hpcjobs.final", str(folder), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=HERE)
+    return subprocess.run(command, capture_output=True, text=True, timeout=400, check=False, cwd=HERE)
 
 
 def searched(studies: Any, objective: str = "with_final", **more: Any) -> Any:

@@ -145,7 +145,7 @@ def test_a_cpuset_smaller_than_the_workers_cores_is_told(tmp_path: Path, monkeyp
 def refused(studies: Any, study: Any, number: int = 0, **told: Any) -> str:
     """Start a worker; returns what it says when it will not work."""
     process = studies.worker(study, number, **told)
-    process.wait(timeout=60)
+    process.wait(timeout=300)
     log = (process.folder / "log").read_text()
     assert process.returncode == EXIT_UNUSABLE, log
     assert {trial.state.name for trial in study.trials()} == {"WAITING"}

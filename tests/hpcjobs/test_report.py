@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from hpcjobs.report_html import page as page_of
 from hpcjobs.report_timeline import node_hours_at, node_spans, read_spans, recoveries, spans_of
 from hpcjobs.study import open_study
 from hpcjobs.text import number_text
+from tests.cluster.daemons import free_ports
 from tests.hpcjobs.night import make_night
 
 OWNER = {"element": "7_0", "node": "gpu1", "worker": 2, "token": "t"}
@@ -176,7 +176,7 @@ def test_a_study_without_a_completed_trial_has_a_report(studies: Any) -> None:
 def test_without_matplotlib_the_extra_is_named(night: StudyPaths) -> None:
     program = "import sys; sys.modules['matplotlib'] = None; from hpcjobs import report, errors\n"
     program += f"sys.exit(errors.run_entry(lambda: report.main([{str(night.folder)!r}])))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 2
     assert "pip install 'hpcjobs[plots]'" in done.stderr
 
@@ -193,22 +193,20 @@ def test_a_browser_shows_the_page_without_sideways_scrolling(page: str, night: S
         ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
          "--disable-background-networking", "--disable-component-update", "--disable-sync",
          f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1366,768", "--dump-dom", probe.as_uri()],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert "<title>true,8,true</title>" in done.stdout, done.stderr[-2000:]
 
 
 @pytest.mark.skipif(not (Path(sys.executable).parent / "optuna-dashboard").exists(), reason="needs optuna-dashboard")
 def test_the_command_for_the_dashboard_opens_the_study(night: StudyPaths) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_ports(1)
     program, *arguments = shlex.split(dashboard_command(night))
     command = [str(Path(sys.executable).parent / program), *arguments, "--port", str(port)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while True:
             try:
                 answer = json.loads(direct.open(f"http://127.0.0.1:{port}/api/studies", timeout=10).read())
