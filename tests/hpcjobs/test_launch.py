@@ -120,7 +120,12 @@ def test_ctrl_c_ends_a_study_on_this_machine_and_says_how_to_go_on(tmp_path: Pat
     folder = tmp_path / "it's a study"
     command = [sys.executable, "-m", "hpcjobs.submit", "--study", str(tmp_path / "s.yaml"), "--folder", str(folder)]
     more = ["--trials", "2", "--workers", "2", "--epochs", "5"]
-    process = subprocess.Popen([*command, *more], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    # what a script starts in its background ignores SIGINT: these tests too, and all that they start
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen([*command, *more], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
     paths = StudyPaths(folder)
     wait_for(lambda: paths.journal.exists() and read_nodes(paths) and count(open_study(paths)).running == 2)
     process.send_signal(signal.SIGINT)
