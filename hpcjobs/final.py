@@ -115,7 +115,7 @@ def _new_plan(study: OpenStudy, best: FrozenTrial, options: argparse.Namespace) 
 
 def _show(plan: FinalPlan, console: Console) -> None:
     study = plan.file.study
-    console.print(f"{study.trials} trainings of {study.epochs} epochs by {study.objective}")
+    console.print(f"{study.trials} trainings of {study.epochs} epoch{'s' * (study.epochs != 1)} by {study.objective}")
     for setting, values in plan.settings.items():
         text = ", ".join(f"{name}={number_text(value)}" for name, value in values.items())
         console.print(f"  {setting:10} {text or 'as below'}")

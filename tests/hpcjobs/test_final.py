@@ -90,6 +90,8 @@ def test_both_settings_are_trained_with_every_seed_and_compared(studies: Any) ->
     studies.worker(study).wait(120)
     shown = final(study.paths.folder, "--seeds", "2", "--dry-run")
     assert "4 trainings of 6 epochs by objectives:final_training" in shown.stdout
+    shown = final(study.paths.folder, "--seeds", "2", "--epochs", "1", "--dry-run")
+    assert "4 trainings of 1 epoch by" in shown.stdout
     assert not (study.paths.folder / "final").exists()
     done = final(study.paths.folder, "--seeds", "2")
     assert done.returncode == 0, done.stderr
