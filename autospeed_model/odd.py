@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 # kind: what it is, and what is done about it
 KINDS: Mapping[str, str] = {
     "archive_truncated": "archive that ends early: the whole files in it are used",
+    "no_file": "link that leads nowhere, or a pipe: left out",
     "duplicate": "file of a frame that was found before: the first one is used",
     "image_without_label": "image without a label file: left out",
     "label_without_image": "label file without an image: not used",

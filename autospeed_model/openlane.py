@@ -76,6 +76,9 @@ def take_inventory(source: Path, report: Report) -> Inventory:
     inventory = Inventory()
     for path in _walk(source):
         name = path.relative_to(source).as_posix()
+        if not path.is_file():
+            report.add("no_file", name)
+            continue
         if name.endswith(_COMPRESSED):
             raise UserError(f"{path}: compressed archives cannot be read in pieces: decompress it")
         if name.endswith((".tar", ".zip")):

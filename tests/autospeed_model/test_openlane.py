@@ -1,4 +1,5 @@
 import io
+import os
 import tarfile
 import zipfile
 from pathlib import Path
@@ -92,6 +93,16 @@ def test_a_frame_found_twice_is_told_and_the_first_is_used(tmp_path):
     put(tmp_path / f"cipo/training/{SEGMENT}/100.json", LABEL)
     images, _, report = contents(tmp_path)
     assert images == {KEY: IMAGE} and report.counts == {"duplicate": 1}
+
+
+def test_a_link_that_leads_nowhere_and_a_pipe_are_left_out_and_told(tmp_path):
+    for name, content in zip(LAYOUTS["unpacked"], (IMAGE, LABEL), strict=True):
+        put(tmp_path / name, content)
+    folder = tmp_path / "images" / "training" / SEGMENT
+    (folder / "200.jpg").symlink_to(tmp_path / "gone.jpg")
+    os.mkfifo(folder / "300.jpg")
+    images, _, report = contents(tmp_path)
+    assert images == {KEY: IMAGE} and dict(report.counts) == {"no_file": 2}
 
 
 def test_a_folder_that_links_to_itself_is_walked_once(tmp_path):
