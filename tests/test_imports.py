@@ -44,4 +44,4 @@ def test_a_package_imports_only_what_lies_below_it(package: str) -> None:
 @pytest.mark.parametrize("module", ["hpcjobs.submit", "hpcjobs.status", "hpcjobs.collect", "hpcjobs.worker"])
 def test_a_login_node_without_torch_can_run_the_launcher(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0

@@ -9,15 +9,22 @@ import torch
 from autospeed_model import compile_cache
 from autospeed_model.accelerator import NODE_CACHE, SHARED_CACHE
 from autospeed_model.compile_cache import cache_key, first_compilation
+from tests.cluster.daemons import wait_until
 
-# Says when it enters and leaves; the first to enter takes a while.
+# Says that it is there and that it has entered; begins and leaves when it is told to.
 WORKER = """
 import sys, time
+from pathlib import Path
 from autospeed_model.compile_cache import first_compilation
+folder, name = Path(sys.argv[1]), sys.argv[2]
+def wait_for(file):
+    while not (folder / file).exists():
+        time.sleep(0.02)
+(folder / f"ready {name}").touch()
+wait_for("begin")
 with first_compilation("key"):
-    print("enter", time.time(), flush=True)
-    time.sleep(float(sys.argv[1]))
-    print("leave", time.time(), flush=True)
+    (folder / f"entered {name}").touch()
+    wait_for(f"leave {name}")
 """
 
 
@@ -26,31 +33,42 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NODE_CACHE, str(tmp_path / "node"))
 
 
-def start(seconds: float) -> "subprocess.Popen[str]":
-    return subprocess.Popen([sys.executable, "-c", WORKER, str(seconds)], stdout=subprocess.PIPE, text=True)
+def start(folder: Path, names: str) -> "list[subprocess.Popen[bytes]]":
+    """One process for each letter; all are there when this returns."""
+    workers = [subprocess.Popen([sys.executable, "-c", WORKER, str(folder), name]) for name in names]
+    wait_until(lambda: all((folder / f"ready {name}").exists() for name in names), f"{names} to be ready")
+    return workers
 
 
-def times(process: "subprocess.Popen[str]") -> list[float]:
-    output = process.communicate(timeout=60)[0]
-    return [float(line.split()[1]) for line in output.splitlines()]
+def entered(folder: Path) -> set[str]:
+    return {file.name.removeprefix("entered ") for file in folder.glob("entered *")}
 
 
-def test_one_process_compiles_and_the_others_go_on_together_when_it_is_done() -> None:
-    workers = [start(1.0) for _ in range(3)]
-    first, *others = sorted(times(worker) for worker in workers)
-    assert all(enter >= first[1] for enter, _ in others)
-    latest_enter, earliest_leave = max(enter for enter, _ in others), min(leave for _, leave in others)
-    assert latest_enter < earliest_leave
-
-
-def test_a_process_that_dies_while_compiling_lets_the_next_one_compile() -> None:
-    dying = start(60.0)
-    assert dying.stdout is not None and dying.stdout.readline().startswith("enter")
-    following = start(0.0)
+def test_one_process_compiles_and_the_others_go_on_together_when_it_is_done(tmp_path: Path) -> None:
+    workers = start(tmp_path, "abc")
+    (tmp_path / "begin").touch()
+    wait_until(lambda: bool(entered(tmp_path)), "the first to enter")
     time.sleep(0.5)
+    (first,) = entered(tmp_path)
+    (tmp_path / f"leave {first}").touch()
+    wait_until(lambda: entered(tmp_path) == set("abc"), "the others to enter, none of which has left")
+    for name in "abc":
+        (tmp_path / f"leave {name}").touch()
+    assert [worker.wait(timeout=300) for worker in workers] == [0, 0, 0]
+
+
+def test_a_process_that_dies_while_compiling_lets_the_next_one_compile(tmp_path: Path) -> None:
+    (tmp_path / "begin").touch()
+    (dying,) = start(tmp_path, "d")
+    wait_until(lambda: entered(tmp_path) == {"d"}, "the first to enter")
+    (following,) = start(tmp_path, "f")
+    (tmp_path / "leave f").touch()
+    time.sleep(0.5)
+    assert entered(tmp_path) == {"d"}
     dying.kill()
     dying.wait()
-    assert len(times(following)) == 2
+    assert following.wait(timeout=300) == 0
+    assert entered(tmp_path) == set("df")
 
 
 def test_an_error_while_compiling_leaves_no_mark() -> None:
