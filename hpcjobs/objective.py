@@ -82,9 +82,27 @@ def resolve(text: str) -> Callable[..., Any]:
     return target  # type: ignore[no-any-return]
 
 
+def _check_declared(text: str, function: Callable[..., Any]) -> None:
+    """Raises UserError if an attribute of the function is not of the kind that the module's text says."""
+    kinds = {"parameters": Mapping, "environment": Mapping, "memory": Mapping, "final": str, "value_name": str}
+    for name, kind in kinds.items():
+        value = getattr(function, name, None)
+        if value is not None and not isinstance(value, kind):
+            allowed = "text" if kind is str else "a mapping"
+            raise UserError(f"objective: found {text}.{name} = {value!r}; allowed: {allowed}")
+    for name, info in (getattr(function, "parameters", None) or {}).items():
+        place = f"objective: found {text}.parameters[{name!r}]"
+        if not isinstance(info, Mapping):
+            raise UserError(f"{place} = {info!r}; allowed: a mapping, such as {{'type': 'float', 'min': 0.0}}")
+        for bound in ("min", "max"):
+            if not isinstance(info.get(bound, 0), (int, float)):
+                raise UserError(f"{place}[{bound!r}] = {info[bound]!r}; allowed: a number")
+
+
 def describe(text: str) -> dict[str, Any]:
     """What the objective declares, as plain values. Imports it into this process."""
     function = resolve(text)
+    _check_declared(text, function)
     declared = getattr(function, "parameters", None)
     return {
         "parameters": None if declared is None else {str(name): dict(info) for name, info in declared.items()},

@@ -31,9 +31,24 @@ number = 3
 """
 
 
+WRONG = """\
+def listed(params, context): ...
+listed.parameters = ["x"]
+def plain(params, context): ...
+plain.parameters = {"x": 5}
+def bounded(params, context): ...
+bounded.parameters = {"x": {"min": "a"}}
+def named(params, context): ...
+named.value_name = 5
+def remembering(params, context): ...
+remembering.memory = "lots"
+"""
+
+
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "my_tuning.py").write_text(MODULE)
+    (tmp_path / "wrong.py").write_text(WRONG)
     (tmp_path / "broken.py").write_text("import not_installed_anywhere\n")
     (tmp_path / "raising.py").write_text("raise RuntimeError('no licence found')\n")
     (tmp_path / "leaving.py").write_text("import sys\nprint('bye')\nsys.exit(0)\n")
@@ -64,6 +79,11 @@ def test_what_an_objective_declares_is_found_without_importing_it_here() -> None
             "my_tuning:trian",
             "has no 'trian'; allowed: module:function, importable where submit is called; did you mean 'train'",
         ),
+        ("wrong:listed", "found wrong:listed.parameters = ['x']; allowed: a mapping"),
+        ("wrong:plain", "found wrong:plain.parameters['x'] = 5; allowed: a mapping, such as {'type': 'float'"),
+        ("wrong:bounded", "found wrong:bounded.parameters['x']['min'] = 'a'; allowed: a number"),
+        ("wrong:named", "found wrong:named.value_name = 5; allowed: text"),
+        ("wrong:remembering", "found wrong:remembering.memory = 'lots'; allowed: a mapping"),
         ("my_tuning:number", "found 'my_tuning:number', which is int; allowed: a function (params, context) -> float"),
         ("my_tuning", "found 'my_tuning'; allowed: module:function"),
         ("broken:train", "No module named 'not_installed_anywhere'"),
