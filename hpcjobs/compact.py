@@ -82,8 +82,7 @@ def compact(paths: StudyPaths, grace_s: float = GRACE_S) -> tuple[int, int]:
         UserError: if there is no journal.
         OSError: if the new file cannot be written, or the journal was repaired or replaced again and again meanwhile.
     """
-    if not paths.journal.exists():
-        raise UserError(f"{paths.journal}: no such file; give the folder of a study that was started")
+    check_started(paths)
     for _ in range(_ATTEMPTS):
         # opening repairs what is damaged
         open_storage(paths, socket="")
@@ -107,6 +106,12 @@ def compact(paths: StudyPaths, grace_s: float = GRACE_S) -> tuple[int, int]:
     raise OSError(f"{paths.journal} was changed in its midst {_ATTEMPTS} times; try again")
 
 
+def check_started(paths: StudyPaths) -> None:
+    """Raises UserError if there is no journal."""
+    if not paths.journal.is_file():
+        raise UserError(f"{paths.journal}: no such file; give the folder of a study that was started")
+
+
 def _old_records(journal: Path, grace_s: float) -> tuple[bytes, tuple[int, int]]:
     """The whole lines that are in the file since ``grace_s`` at least, and the file's identity."""
     with journal.open("rb") as file:
@@ -125,9 +130,10 @@ def main() -> int:
         epilog="example: python -m hpcjobs.compact runs/experiment1",
     )
     parser.add_argument("folder", type=Path, help="the study's folder")
-    arguments = parser.parse_args()
+    paths = StudyPaths(parser.parse_args().folder)
+    check_started(paths)
     print(f"records of the last {GRACE_S:.0f} s stay as they are; waiting as long if there are any", flush=True)
-    before, after = compact(StudyPaths(arguments.folder))
+    before, after = compact(paths)
     print(f"{before / 1e6:.1f} MB became {after / 1e6:.1f} MB")
     return 0
 
