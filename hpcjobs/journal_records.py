@@ -181,9 +181,12 @@ class SetTrialState(Record, tag=6):
 
 
 class Report(Record, tag=7):
+    """``before`` is not of the journal: the replay makes a chain of a trial's reports with it."""
+
     trial_id: int
     step: int
     intermediate_value: float
+    before: Any = None
 
 
 class SetTrialUserAttr(Record, tag=8):

@@ -282,14 +282,14 @@ class Replay(JournalStorageReplayResult):
         if log.values is not None:
             trial._values = log.values
 
-    def _add_report(self, log: Report) -> None:
+    def _add_report(self, log: Report | UnusualRecord) -> None:
         trial = self._private.get(log.trial_id)
         if trial is None:
             known = self._trials.get(log.trial_id)
             if known is None or known.state.is_finished():  # whoever reports has checked this before
                 return
             trial = self._own_copy(known)
-        trial.add_report(log.step, log.intermediate_value)
+        trial.add_report(log if isinstance(log, Report) else Report(log.trial_id, log.step, log.intermediate_value))
 
     def _set_user_attr(self, log: SetTrialUserAttr) -> None:
         trial = self._changeable(log.trial_id, log)

@@ -9,7 +9,7 @@ from typing import Any
 from optuna.distributions import json_to_distribution
 from optuna.trial import FrozenTrial, TrialState
 
-from hpcjobs.journal_records import Record, UnusualRecord
+from hpcjobs.journal_records import Record, Report, UnusualRecord
 
 parse_distribution = lru_cache(maxsize=4096)(json_to_distribution)
 STATES = {state.value: state for state in TrialState}
@@ -30,14 +30,14 @@ class LazyTrial(FrozenTrial):
 
     Attributes:
         earlier: the intermediate values before those reports.
-        reports: a chain ``(those before, step, value)`` that all states of the trial share.
+        reports: the last one, which leads to those ``before`` it; all states of the trial share them.
         start: text of the time of the start; ``complete`` likewise.
     """
 
     __slots__ = ("complete", "earlier", "reports", "start")
 
     earlier: dict[int, float]
-    reports: tuple[Any, int, float] | None
+    reports: Report | None
     start: str | None
     complete: str | None
 
@@ -49,10 +49,11 @@ class LazyTrial(FrozenTrial):
         trial.reports = trial.start = trial.complete = None
         return trial
 
-    def add_report(self, step: int, value: float) -> None:
+    def add_report(self, report: Report) -> None:
         if "intermediate_values" in self.__dict__:
             self.earlier = self.__dict__.pop("intermediate_values")
-        self.reports = (self.reports, step, value)
+        report.before = self.reports
+        self.reports = report
 
     def changeable_copy(self) -> LazyTrial:
         trial = object.__new__(LazyTrial)
@@ -77,10 +78,10 @@ class LazyTrial(FrozenTrial):
     def __getattr__(self, name: str) -> Any:
         value: Any
         if name == "intermediate_values":
-            reports, chain = [], self.reports
-            while chain is not None:
-                chain, step, of_step = chain
-                reports.append((step, of_step))
+            reports, report = [], self.reports
+            while report is not None:
+                reports.append((report.step, report.intermediate_value))
+                report = report.before
             value = {**self.earlier, **dict(reversed(reports))}
             self.earlier, self.reports = value, None
         elif name == "_datetime_start":
