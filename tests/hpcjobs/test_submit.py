@@ -170,7 +170,7 @@ def test_a_reader_that_leaves_early_causes_no_traceback(project: Path, lines: in
         (["--study", "hungry.yaml"], "--data: found nothing, but the objective needs prepared data"),
         (["--study", "hungry.yaml", "--data", "."], "found no manifest.json"),
         (["--study", "sampler.yaml"], "unknown sampler 'tpee'"),
-        (["--study", "option.yaml"], "sampler 'tpe' with options {'gamma': 'abc'} and pruner 'none'"),
+        (["--study", "option.yaml"], "'gamma': 'abc'} and pruner 'none'"),
         (["--study", "search.yaml", "--folder", "x" * 300], "/study.yaml: File name too long"),
         (["--study", "search.yaml", "--folder", "~nobody-here/x"], "~nobody-here/x: found no home of ~nobody-here"),
         (["--resume", "nowhere"], "found no study.yaml"),
