@@ -18,6 +18,7 @@ from hpcjobs.launch import request_cancel, slurm_jobs
 from hpcjobs.paths import StudyPaths
 from hpcjobs.progress import LIVE, StudyWatch
 from hpcjobs.study import OpenStudy, open_study
+from hpcjobs.text import seconds
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,7 +28,9 @@ def main(arguments: list[str] | None = None) -> int:
         epilog="example: python -m hpcjobs.cancel runs/experiment1",
     )
     parser.add_argument("folder", type=Path, help="the study's folder")
-    parser.add_argument("--wait", type=float, default=30.0, metavar="S", help="seconds to end by itself (default: 30)")
+    parser.add_argument(
+        "--wait", type=seconds, default=30.0, metavar="S", help="seconds to end by itself (default: 30)"
+    )
     options = parser.parse_args(arguments)
     study = open_study(StudyPaths(options.folder))
     try:

@@ -15,6 +15,7 @@ from hpcjobs import amd, nvidia
 from hpcjobs.cores import allowed_cpus, assign_cores, format_cpu_list, parse_cpu_list
 from hpcjobs.errors import UserError, run_entry
 from hpcjobs.logical_gpu import PARTITIONS, LogicalGpu, NodeDevices
+from hpcjobs.text import seconds
 
 EXIT_FAILED = 1
 
@@ -154,7 +155,7 @@ def _parser() -> argparse.ArgumentParser:
     change = commands.add_parser("set", help="set the compute partition mode of every AMD GPU (root, idle GPUs)")
     change.add_argument("mode", metavar="MODE", help=", ".join(PARTITIONS))
     change.add_argument(
-        "--patience", type=float, default=60.0, metavar="SECONDS", help="bear BUSY (default: %(default)s)"
+        "--patience", type=seconds, default=60.0, metavar="SECONDS", help="bear BUSY (default: %(default)s)"
     )
     return parser
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import math
 
 
 def number_text(value: object) -> str:
@@ -31,3 +33,11 @@ def positive(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"found {text!r}; allowed: a whole number of at least 1")
     return int(text)
+
+
+def seconds(text: str) -> float:
+    """A finite time from the command line, in seconds."""
+    with contextlib.suppress(ValueError):
+        if 0 <= float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"found {text!r}; allowed: a number of seconds, 0 or more")
