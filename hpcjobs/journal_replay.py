@@ -1,4 +1,4 @@
-"""Replay of the journal into trials: Optuna's own rules, at an eighth of their cost.
+"""Replay of the journal into trials: Optuna's own rules, at a fraction of their cost.
 
 Every worker replays every record, so with W workers a record is replayed W times; this is what limits a study of short
 trials. Saved against the base class: records are read into structures that have only what counts; distributions are
