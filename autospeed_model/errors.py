@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import errno
+import os
+import select
 import sys
 from collections.abc import Callable
 
 EXIT_USER_ERROR = 2
+# what a shell reports for a process that SIGPIPE has ended
+EXIT_CLOSED_PIPE = 141
 
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 # what a path that a user gave can be: too long, a loop of links, below or in place of a file, not ours, on a full disk
-_OF_A_PATH = frozenset(
-    {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM}
-    | {errno.EROFS, errno.ENOSPC, errno.EDQUOT}
+_OF_A_PATH = _NO_ROOM | frozenset(
+    {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS}
 )
 
 
@@ -27,8 +31,20 @@ def run_entry(main: Callable[[], int | None]) -> int:
     """Run an entry's ``main``; a :class:`UserError` becomes its message on stderr and exit code 2.
 
     So does an error of the system that names a path and tells of that path, such as a missing permission. A training
-    that has diverged ends with its message and exit code 1.
+    that has diverged ends with its message and exit code 1. Output that nobody reads any more ends it with 141.
     """
+    try:
+        code = _told(main)
+    except SystemExit as ended:
+        if isinstance(ended.__context__, BrokenPipeError):  # so rich ends the process, with 1
+            return EXIT_CLOSED_PIPE
+        if ended.code:
+            raise
+        code = 0  # --help
+    return _written_out(code)
+
+
+def _told(main: Callable[[], int | None]) -> int:
     try:
         if "" in sys.argv[1:]:
             # taken for a path, it would be the working folder
@@ -40,11 +56,41 @@ def run_entry(main: Callable[[], int | None]) -> int:
     except DivergedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except OSError as error:
-        if error.errno not in _OF_A_PATH or error.filename is None:
+    except BrokenPipeError:
+        if not _reader_is_gone():
             raise
-        print(f"error: {error.filename}: {error.strerror}; check the path and who may use it", file=sys.stderr)
+        return EXIT_CLOSED_PIPE
+    except OSError as error:
+        if error.errno in _NO_ROOM:  # a write to a file that is open, standard output say, names none
+            print(f"error: {error.filename or 'a file'}: {error.strerror}; make room", file=sys.stderr)
+        elif error.errno in _OF_A_PATH and error.filename is not None:
+            print(f"error: {error.filename}: {error.strerror}; check the path and who may use it", file=sys.stderr)
+        else:
+            raise
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def _written_out(code: int) -> int:
+    """Write what the buffer still holds; an error of it while the interpreter ends could not be told any more."""
+    if sys.stdout is None:
+        return code
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes it once more at the end
+        if isinstance(error, BrokenPipeError):  # `| head` has seen enough
+            return code or EXIT_CLOSED_PIPE
+        if not code:
+            print(f"error: standard output: {error.strerror}", file=sys.stderr)
+        return code or EXIT_USER_ERROR
+    return code
+
+
+def _reader_is_gone() -> bool:
+    """Whether it is our standard output that is closed, and not some connection."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), select.POLLOUT)
+    return any(event & select.POLLERR for _, event in poll.poll(0))

@@ -34,6 +34,18 @@ def run_entry(main: Callable[[], int | None]) -> int:
     """
     _prepare_output()
     try:
+        code = _told(main)
+    except SystemExit as ended:
+        if isinstance(ended.__context__, BrokenPipeError):  # so rich ends the process, with 1
+            return EXIT_CLOSED_PIPE
+        if ended.code:
+            raise
+        code = 0  # --help
+    return _written_out(code)
+
+
+def _told(main: Callable[[], int | None]) -> int:
+    try:
         if "" in sys.argv[1:]:
             # taken for a path, it would be the working folder
             raise UserError("found an empty argument; allowed: text; is a shell variable in it not set?")
@@ -44,8 +56,6 @@ def run_entry(main: Callable[[], int | None]) -> int:
     except BrokenPipeError:
         if not _reader_is_gone():
             raise
-        # `| head` has seen enough; Python's own flush at exit must not complain of it either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_CLOSED_PIPE
     except OSError as error:
         if error.errno in _NO_ROOM:  # a write to a file that is open, standard output say, names none
@@ -58,6 +68,20 @@ def run_entry(main: Callable[[], int | None]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+def _written_out(code: int) -> int:
+    """Write what the buffer still holds; an error of it while the interpreter ends could not be told any more."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes it once more at the end
+        if isinstance(error, BrokenPipeError):  # `| head` has seen enough
+            return code or EXIT_CLOSED_PIPE
+        if not code:
+            print(f"error: standard output: {error.strerror}", file=sys.stderr)
+        return code or EXIT_USER_ERROR
+    return code
 
 
 def _prepare_output() -> None:
