@@ -1,20 +1,29 @@
-"""Compile once: the first process of a node compiles while the others wait for it; all later ones read.
+"""Compile once: the first process of a node compiles while the others wait for it; all later ones read what it made.
 
-PyTorch's own caches hold the code (their keys cover versions, device, source and shapes). This module adds who goes
-first, and a file on the shared filesystem from which a fresh node fills its cache.
+Where PyTorch can compile a function ahead of time, a file holds the whole of it, and a process that loads the file does
+not trace the function again (tracing takes most of the time that PyTorch's own caches leave). The check whether such
+code suits its arguments is left to the file's name, so that a key must name all that the traced function depends on.
+Elsewhere every process traces, and PyTorch's caches hold the code.
+
+A folder on the shared filesystem, if one is named, gives fresh nodes what others have compiled.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import logging
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch._dynamo.config
+import torch._functorch.config
 
 from autospeed_model.accelerator import SHARED_CACHE, node_cache
 
@@ -23,52 +32,153 @@ log = logging.getLogger("autospeed_model")
 # The modules whose code is compiled.
 SOURCES = ("assignment", "augment", "iou", "layers", "loss", "network", "step")
 
+# From PyTorch 2.10 on.
+AHEAD_OF_TIME = hasattr(torch._dynamo.config, "enable_aot_compile")
+
+# What this process has compiled or loaded, by key.
+_made: dict[str, Callable[..., Any]] = {}
+
 
 def cache_key(*shape: object) -> str:
     """A name for what is compiled: PyTorch and its backend, the device, our source, and ``shape``."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    digest = hashlib.sha256(repr((torch.__version__, torch.version.cuda, torch.version.hip, device, shape)).encode())
+    release = torch.__version__, torch.version.cuda, torch.version.hip, torch._functorch.config.activation_memory_budget
+    digest = hashlib.sha256(repr((*release, device, shape)).encode())
     for name in SOURCES:
         digest.update((Path(__file__).parent / f"{name}.py").read_bytes())
     return digest.hexdigest()[:20]
 
 
 @contextmanager
-def first_compilation(key: str) -> Iterator[None]:
-    """Compile inside: alone if nothing was compiled for ``key`` on this node, else at once and beside others.
+def compiled(function: Callable[..., Any], arguments: tuple[Any, ...], key: str) -> Iterator[Callable[..., Any]]:
+    """``function`` compiled for arguments like these, or the same code from an earlier process or call.
 
-    Whoever dies while compiling lets the next one in, since the kernel drops its lock.
+    Call it, and run its backward pass, for the first time inside of the context: without compilation ahead of time that
+    is when PyTorch compiles.
     """
-    folder = node_cache()
-    done = folder / f"{key}.done"
+    code = _made.get(key) or _ahead_of_time(function, arguments, key)
+    if code is not None:
+        _made[key] = code
+        yield code
+        return
+    with first_compilation(key):
+        yield _traced(function)
+    _made[key] = _traced(function)
+
+
+def _traced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """One compiled function for all shapes of a process."""
+    # A study may try more sizes and batches than the default of 8 variants, after which PyTorch would compile no more.
+    torch._dynamo.config.recompile_limit = 64
+    return _made.setdefault(function.__qualname__, torch.compile(function, dynamic=False, fullgraph=True))
+
+
+def _ahead_of_time(function: Callable[..., Any], arguments: tuple[Any, ...], key: str) -> Callable[..., Any] | None:
+    """The code of the node's file, which the first process makes. None where this PyTorch cannot."""
+    file, refused = (node_cache() / f"{key}.{kind}" for kind in ("code", "refused"))
+    if not AHEAD_OF_TIME or refused.exists():
+        return None
+    with contextlib.ExitStack() as stack:
+        code = _load(file)
+        if code is None:
+            stack.enter_context(_alone(key))
+            code = _load(file)
+        shared = _shared(f"{key}.code")
+        if code is None and shared is not None and shared.exists():
+            _copy(shared, file)
+            code = _load(file)
+        if code is not None or refused.exists():
+            return code
+        log.info("compiling; later processes find the code in %s", file.parent)
+        try:
+            code = _compile(function, arguments)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001  # an experimental part of PyTorch: the well-trodden way remains
+            log.warning("cannot compile ahead of time, so every process traces for itself: %s", error)
+            refused.touch()
+            return None
+        try:
+            partial = _partial(file)
+            code.save_compiled_function(str(partial))
+            partial.replace(file)
+            if shared is not None:
+                _copy(file, shared)
+        except OSError as error:
+            log.warning("what was compiled cannot be kept, so other processes compile again: %s", error)
+        return code  # type: ignore[no-any-return]
+
+
+def _compile(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    def no_guards(entries: Any) -> list[bool]:
+        return [False for _ in entries]
+
+    with torch._dynamo.config.patch(enable_aot_compile=True):
+        wrapper: Any = torch.compile(function, dynamic=False, fullgraph=True, options={"guard_filter_fn": no_guards})
+        return wrapper.aot_compile((arguments, {}))
+
+
+def _load(file: Path) -> Callable[..., Any] | None:
+    """The code in a file; None if there is none, or none that this process can use."""
+    try:
+        with file.open("rb") as stream:
+            code: Callable[..., Any] = torch.compiler.load_compiled_function(stream)
+    except FileNotFoundError:
+        return None
+    except Exception as error:  # noqa: BLE001  # whatever reading damaged or foreign code raises
+        log.warning("%s: cannot be loaded, so it is compiled anew: %s", file, error)
+        return None
+    return code
+
+
+@contextmanager
+def first_compilation(key: str) -> Iterator[None]:
+    """Compile inside, with PyTorch's own caches: alone if nothing was compiled for ``key`` on this node, else at once
+    and beside others."""
+    done = node_cache() / f"{key}.done"
     if done.exists():
         yield
         return
-    with (folder / f"{key}.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_alone(key))
         if done.exists():
-            fcntl.flock(lock, fcntl.LOCK_UN)
+            stack.close()
             yield
             return
-        shared = os.environ.get(SHARED_CACHE)
-        artifacts = Path(shared) / f"{key}.bin" if shared else None
+        artifacts = _shared(f"{key}.bin")
         if artifacts is not None and artifacts.exists():
             torch.compiler.load_cache_artifacts(artifacts.read_bytes())
             yield
         else:
-            log.info("compiling; later processes find the code in %s", folder)
+            log.info("compiling; later processes find the code in %s", done.parent)
             yield
-            if artifacts is not None:
-                _save(artifacts)
+            made = torch.compiler.save_cache_artifacts()
+            if artifacts is not None and made is not None:
+                partial = _partial(artifacts)
+                partial.write_bytes(made[0])
+                partial.replace(artifacts)
         done.touch()
 
 
-def _save(path: Path) -> None:
-    """Write what was compiled in this process, for nodes that come later."""
-    made = torch.compiler.save_cache_artifacts()
-    if made is None:
-        return
+@contextmanager
+def _alone(key: str) -> Iterator[None]:
+    """One process of the node at a time. Whoever dies lets the next one in, since the kernel drops its lock."""
+    with (node_cache() / f"{key}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _shared(name: str) -> Path | None:
+    folder = os.environ.get(SHARED_CACHE)
+    return Path(folder) / name if folder else None
+
+
+def _copy(source: Path, target: Path) -> None:
+    partial = _partial(target)
+    shutil.copyfile(source, partial)
+    partial.replace(target)
+
+
+def _partial(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
-    partial.write_bytes(made[0])
-    partial.replace(path)
+    return path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")

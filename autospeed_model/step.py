@@ -6,14 +6,12 @@ captured as graphs. Nothing here waits for the device.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
-from autospeed_model.compile_cache import cache_key, first_compilation
+from autospeed_model.compile_cache import cache_key, compiled
 from autospeed_model.ema import WeightAverage
 from autospeed_model.graphs import Graphed, GraphPool
 from autospeed_model.loss import DetectionLoss
@@ -51,8 +49,8 @@ class TrainingStep:
         self._gradients = [torch.zeros_like(parameter) for parameter in self._parameters]
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = gradient
-        self._losses = _compiled() if runtime.compile else losses
-        self._ready = False
+        self._losses: Callable[..., Tensor] = losses
+        self._ready = not runtime.compile
         self._batch: tuple[Tensor, ...] = ()
         self._pool = pool
         self._accumulate: Callable[[], None] = self._accumulate_now
@@ -79,16 +77,19 @@ class TrainingStep:
             self._batch = batch  # with graphs the first batch's tensors become those that every other is copied into
         else:
             torch._foreach_copy_(list(self._batch), list(batch), non_blocking=True)
-        with self._compiling(images, boxes):
+        if self._ready:
             self._accumulate()
-
-    def _compiling(self, images: Tensor, boxes: Tensor) -> AbstractContextManager[None]:
-        """The context of the step that compiles, which is the first; nothing later."""
-        if self._ready or not self.runtime.compile:
-            return nullcontext()
+            return
+        arguments = self.network, self.loss, *self._batch
+        with compiled(losses, arguments, self._key()) as self._losses:
+            self._accumulate()
         self._ready = True
-        shape = tuple(images.shape), tuple(boxes.shape), images.dtype, self.network.size, self.runtime.channels_last
-        return first_compilation(cache_key(*shape))
+
+    def _key(self) -> str:
+        """Names all that :func:`losses` depends on when it is traced."""
+        images, boxes, _ = self._batch
+        shapes = str(images.device), tuple(images.shape), images.dtype, images.stride(), tuple(boxes.shape)
+        return cache_key(*shapes, self.network.size, self.network.classes, self.runtime.channels_last)
 
     def update(self, rate: float) -> None:
         """Change the weights by the gathered gradients, let their average follow, and start over."""
@@ -112,15 +113,6 @@ class TrainingStep:
         self.scaler.update()
         torch._foreach_zero_(self._gradients)
         self.average.follow()
-
-
-@functools.cache
-def _compiled() -> Callable[..., Tensor]:
-    """One compiled function for all trainings of a process: a network of the same shape compiles nothing again."""
-    # A study may try more sizes and batches than the default of 8 variants, after which PyTorch would compile no more.
-    torch._dynamo.config.recompile_limit = 64
-    compiled: Callable[..., Tensor] = torch.compile(losses, dynamic=False, fullgraph=True)
-    return compiled
 
 
 def losses(network: AutoSpeed, loss: DetectionLoss, images: Tensor, boxes: Tensor, real: Tensor) -> Tensor:

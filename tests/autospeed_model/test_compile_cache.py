@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from autospeed_model import compile_cache
 from autospeed_model.accelerator import NODE_CACHE, SHARED_CACHE
-from autospeed_model.compile_cache import cache_key, first_compilation
+from autospeed_model.compile_cache import cache_key, compiled, first_compilation
 from tests.cluster.daemons import wait_until
 
 # Says that it is there and that it has entered; begins and leaves when it is told to.
@@ -31,6 +32,96 @@ with first_compilation("key"):
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NODE_CACHE, str(tmp_path / "node"))
+    monkeypatch.setattr(compile_cache, "_made", {})
+
+
+class Counting(nn.Module):
+    """Has a weight and counts its calls in a buffer."""
+
+    calls: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(3.0))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        return (x * self.weight).sin()
+
+
+def apply(module: Counting, x: torch.Tensor) -> torch.Tensor:
+    return module(x).sum()  # type: ignore[no-any-return]
+
+
+def use(key: str = "key") -> None:
+    """Compiled or loaded, values, gradients and changed buffers are right, in and after the context."""
+    compile_cache._made.clear()  # as in a new process
+    module, x = Counting(), torch.linspace(0, 1, 7)
+    with compiled(apply, (module, x), key) as code:
+        found = code(module, x)
+        found.backward()
+    assert module.weight.grad is not None
+    torch.testing.assert_close(found, (3 * x).sin().sum())
+    torch.testing.assert_close(module.weight.grad, (x * (3 * x).cos()).sum())
+    with compiled(apply, (module, x), key) as code:
+        torch.testing.assert_close(code(module, 2 * x), (6 * x).sin().sum())
+    assert module.calls == 2
+
+
+def refuse_to_compile(*_: object, **__: object) -> None:
+    pytest.fail("compiled again")
+
+
+def test_what_was_compiled_is_loaded_without_tracing(monkeypatch: pytest.MonkeyPatch) -> None:
+    use()
+    monkeypatch.setattr(torch, "compile", refuse_to_compile)
+    use()
+
+
+def test_code_that_cannot_be_loaded_is_compiled_anew(caplog: pytest.LogCaptureFixture) -> None:
+    use()
+    (file,) = compile_cache.node_cache().glob("*.code")
+    file.write_bytes(b"damaged")
+    use()
+    assert f"{file}: cannot be loaded, so it is compiled anew" in caplog.text
+    assert file.stat().st_size > 100
+
+
+def test_a_fresh_node_loads_what_another_has_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SHARED_CACHE, str(tmp_path / "shared"))
+    use()
+    monkeypatch.setenv(NODE_CACHE, str(tmp_path / "other node"))
+    monkeypatch.setattr(torch, "compile", refuse_to_compile)
+    use()
+    assert [file.name for file in (tmp_path / "other node").glob("*/*.code")] == ["key.code"]
+
+
+def test_code_that_cannot_be_kept_is_used_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "shared").touch()
+    monkeypatch.setenv(SHARED_CACHE, str(tmp_path / "shared"))
+    use()
+    assert "what was compiled cannot be kept" in caplog.text
+
+
+@pytest.mark.parametrize("reason", ["refused", "absent"])
+def test_where_nothing_compiles_ahead_of_time_each_process_traces(
+    reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("a PyTorch that cannot")
+
+    if reason == "refused":
+        monkeypatch.setattr(compile_cache, "_compile", refuse)
+    else:
+        monkeypatch.setattr(compile_cache, "AHEAD_OF_TIME", False)
+    use()
+    use()  # asks PyTorch no second time
+    assert caplog.text.count("a PyTorch that cannot") == (1 if reason == "refused" else 0)
+    assert [file.suffix for file in compile_cache.node_cache().glob("key.*")].count(".done") == 1
+    assert not list(compile_cache.node_cache().glob("*.code"))
 
 
 def start(folder: Path, names: str) -> "list[subprocess.Popen[bytes]]":
