@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from autospeed_model.ahead import ahead
 from autospeed_model.draw import BOX_STEP, draw_table
 from autospeed_model.hyperparameters import Hyperparameters
 from autospeed_model.images import Staged, make_images
@@ -55,25 +55,38 @@ class TrainingBatches:
         self.length = most_boxes(split, hyperparameters) if runtime.compile or runtime.graphs else None
         self._images = make_images(split, runtime)
         self._stream = torch.cuda.Stream(runtime.device) if runtime.on_gpu else None
+        self._stager = ThreadPoolExecutor(1, thread_name_prefix="batches")
+        self._begun: tuple[tuple[int, int], Future[Staged]] | None = None
+        self._order = -1, np.empty(0)  # an epoch and its order; only the stager's thread uses it
 
     def of_epoch(self, epoch: int, first: int = 0) -> Iterator[tuple[int, Batch]]:
         """Steps ``first`` and on of an epoch, each with its batch on the device: images (B, 3, H, W) from 0 to 1,
         boxes (B, M, 5) rows class, x1, y1, x2, y2 in pixels, and the mask (B, M) of the rows that are boxes."""
-        order = epoch_order(self.seed, epoch, self.count, self.batch_size)
-
-        def stage(step: int) -> Staged:
-            rng = step_generator(self.seed, epoch, step)
-            return self._images.stage(draw_table(rng, order[step], self.split, self.hyperparameters, self.length))
-
-        steps = range(first, self.steps_per_epoch)
         before: tuple[int, Batch, torch.cuda.Event | None] | None = None
-        for step, staged in zip(steps, ahead(stage, steps), strict=True):
-            launched = step, *self._launch(staged)
+        for step in range(first, self.steps_per_epoch):
+            staged = self._begin(epoch, step)
+            # After the last step comes the next epoch's first: the device would wait for it between epochs.
+            following = (epoch, step + 1) if step + 1 < self.steps_per_epoch else (epoch + 1, 0)
+            self._begun = following, self._begin(*following)
+            launched = step, *self._launch(staged.result())
             if before is not None:
                 yield _when_made(*before)
             before = launched
         if before is not None:
             yield _when_made(*before)
+
+    def _begin(self, epoch: int, step: int) -> Future[Staged]:
+        """The host's part of a batch, being made in a thread; what was begun for that step already, if it was."""
+        if self._begun is not None and self._begun[0] == (epoch, step):
+            return self._begun[1]
+        return self._stager.submit(self._stage, epoch, step)
+
+    def _stage(self, epoch: int, step: int) -> Staged:
+        if self._order[0] != epoch:
+            self._order = epoch, epoch_order(self.seed, epoch, self.count, self.batch_size)
+        rng = step_generator(self.seed, epoch, step)
+        table = draw_table(rng, self._order[1][step], self.split, self.hyperparameters, self.length)
+        return self._images.stage(table)
 
     def _launch(self, staged: Staged) -> tuple[Batch, torch.cuda.Event | None]:
         """Begin to make a batch on a stream of its own, while the device still trains on the batch before it."""
