@@ -18,20 +18,24 @@ import heapq
 import json
 import math
 import statistics
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import numpy as np
 import optuna
-import yaml
 from optuna.trial import TrialState
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.record_curves import read_rows, read_study
 from hpcjobs.config import StudyConfig
+from hpcjobs.errors import UserError, run_entry
 from hpcjobs.sampling import make_pruner, make_sampler, suggest
 
 EPOCHS = 5
@@ -50,10 +54,15 @@ class Recorded:
     """Curves of real trainings; a question is answered with the one whose parameters are nearest."""
 
     def __init__(self, path: Path, space: dict[str, dict[str, Any]]) -> None:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        rows = read_rows(path)
+        passes = max((len(row["map"]) for row in rows), default=0)
+        if passes < EPOCHS:
+            raise UserError(
+                f"{path}: curves of {passes} passes; allowed: at least {EPOCHS}, one for each epoch replayed"
+            )
         self._space = space
         self._rows = [row["map"] for row in rows]
-        self._passes_per_epoch = max(len(values) for values in self._rows) // EPOCHS
+        self._passes_per_epoch = passes // EPOCHS
         # the parameters do not change how long a pass takes; what the machine did beside it would
         pass_s = statistics.median(row["pass_s"] for row in rows if row["map"])
         self._epoch_s = self._passes_per_epoch * pass_s
@@ -266,7 +275,7 @@ def _beside(theirs: float, ours: float, number: str) -> tuple[str, str]:
     return (f"{ours:{number}}", f"{theirs / ours:.1f}x") if ours < math.inf else ("-", "-")
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--curves", type=Path, help="JSON lines of benchmarks/record_curves.py (default: made-up curves)"
@@ -281,9 +290,7 @@ def main() -> None:
     given = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore")
-    space = yaml.safe_load(given.study.read_text(encoding="utf-8"))
-    for entry in space.values():
-        entry.update({key: float(entry[key]) for key in ("min", "max")})
+    space, _ = read_study(given.study)
     console = Console(width=130)
     curves: Callable[[int], Curve]
     if given.curves:
@@ -295,7 +302,8 @@ def main() -> None:
     results = compare(curves, space, given.workers, given.seeds, console, what, given.oracle)
     if given.json:
         given.json.write_text(json.dumps({"curves": str(given.curves or "made up"), **results}, indent=1) + "\n")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_entry(main))

@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks import record_curves, search
+from hpcjobs.errors import UserError
 
 SPACE: dict[str, dict[str, Any]] = {
     "max_lr": {"type": "loguniform", "min": 1e-3, "max": 5e-2},
@@ -130,6 +131,13 @@ def test_recorded_curves_answer_for_what_is_nearest(tmp_path: Path) -> None:
     assert near == (pytest.approx([0.02, 0.04, 0.06, 0.08, 0.1]), 5.0)  # the median of 2 and 3 s, twice
 
 
+def test_curves_of_fewer_passes_than_epochs_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "curves.jsonl"
+    path.write_text(json.dumps({"params": {}, "map": [0.1, 0.2], "pass_s": 1.0}))
+    with pytest.raises(UserError, match="curves of 2 passes; allowed: at least 5"):
+        search.Recorded(path, SPACE)
+
+
 def test_settings_to_record_begin_with_the_defaults_and_fill_the_ranges_evenly() -> None:
     settings = record_curves.draw(SPACE, 65, seed=0)
     assert settings[0] == {}
@@ -150,12 +158,14 @@ def test_a_recording_begins_with_the_weights_that_are_given(monkeypatch: pytest.
             begun.append(path)
 
         def fit(self, callback: Any) -> None:
-            callback.on_epoch(self, {"map": 0.25, "train_s": 2.0})
+            for value, seconds in ((0.1, 5.0), (0.25, 2.0)):
+                callback.on_epoch(self, {"map": value, "train_s": seconds})
 
     monkeypatch.setattr("autospeed_model.trainer.Trainer", Training)
     monkeypatch.setattr("autospeed_model.packed.PackedDataset", lambda folder: SimpleNamespace(split=str))
     settings = {"max_lr": 0.01}
     for weights in (None, Path("best.pt")):
-        row = record_curves.train(Path("data"), settings, {}, 1, "cpu", weights)
-        assert row == {"params": settings, "map": [0.25], "pass_s": 2.0}
+        row = record_curves.train(Path("data"), settings, {}, 2, "cpu", weights)
+        assert row["params"] == settings and row["map"] == [0.1, 0.25]
+        assert (row["pass_s"], row["first_pass_s"]) == (2.0, 5.0)  # graphs are captured in the first one
     assert begun == [Path("best.pt")]
