@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Learning curves of real trainings, and what a study gains, on this machine's GPU: benchmarks/tuning_suite.sh OUT [SECTION...]
-# Sections: where data record study gain alone report (default: all, at most LIMIT seconds, of which an H200 takes 500).
+# Sections: where data record study gain alone more report (default: all, within LIMIT seconds, 500).
 # OUT gets curves.jsonl (as trainings end), tuning.json and tuning.log; all else lies in TUNING_WORK. The same command
 # with the same folders goes on with what is there. A section that fails is told and the others go on; the exit code says
 # whether any did. On a CPU, small: DEVICE=cpu HEIGHT=64 WIDTH=128 SEGMENTS=8 ... (the variables below).
@@ -88,13 +88,22 @@ section_data() {
   [ -f "$data/first.pt" ] || cp "$work/first-weights/best.pt" "$data/first.pt" || code=1
   return "$code"
 }
+record_for() { # SECONDS
+  say "recording for $1 s"
+  within $(($1 + 40)) "$python" benchmarks/record_curves.py --study benchmarks/rendered.yaml --data "$data" \
+    --weights "$data/first.pt" --count "$count" --passes "$epochs" --device "$device" --processes "$processes" \
+    --seconds "$1" --out "$out/curves.jsonl"
+}
 section_record() {
   local seconds=$((limit - SECONDS - reserve))
-  [ "$seconds" -gt 10 ] || seconds=10
-  say "recording for $seconds s"
-  within $((seconds + 60)) "$python" benchmarks/record_curves.py --study benchmarks/rendered.yaml --data "$data" \
-    --weights "$data/first.pt" --count "$count" --passes "$epochs" --device "$device" --processes "$processes" \
-    --seconds "$seconds" --out "$out/curves.jsonl"
+  record_for $((seconds > 10 ? seconds : 10))
+}
+# What the sections between have left of the time.
+section_more() {
+  local seconds=$((limit - SECONDS - 40))
+  [ "$seconds" -gt 20 ] || { say "no time is left"; return 0; }
+  [ "$(grep -c map "$out/curves.jsonl")" -lt "$count" ] || { say "all are recorded"; return 0; }
+  record_for "$seconds"
 }
 # A study of our own, as anybody would start it on a machine without Slurm. When its time is over, what runs is handed
 # back, and what has completed counts.
@@ -131,7 +140,7 @@ section_report() {
 }
 
 sections=("$@")
-[ ${#sections[@]} -gt 0 ] || sections=(where data record study gain alone report)
+[ ${#sections[@]} -gt 0 ] || sections=(where data record study gain alone more report)
 for name in "${sections[@]}"; do section "$name" || failed=1; done > >(tee -a "$out/tuning.log") 2>&1
 sleep 0.5 # for tee
 say "all done, failed: $failed" | tee -a "$out/tuning.log"
