@@ -19,6 +19,7 @@ from hpcjobs.study import OpenStudy
 FAILURE = "hpcjobs:failure"
 RESULT = "hpcjobs:result"
 HISTORY = "retry_history"  # Optuna's own name: numbers of the trials that this one continues
+UNASKED = "hpcjobs:unasked"  # how often in a row a trial was handed back unasked, and its number of reports then
 STOPPED = "hpcjobs:stopped"  # of the study: why no trial is begun any more, and after how many errors
 
 
@@ -70,13 +71,27 @@ def _claim(study: OpenStudy, owner: Owner) -> int | None:
     return chosen._trial_id
 
 
-def hand_back(study: OpenStudy, trial_id: int, token: str) -> bool:
-    """The owner gives up its running trial: it waits again, with its parameters and reports. False if not ours."""
+def hand_back(study: OpenStudy, trial_id: int, token: str, *, asked: bool = True) -> bool:
+    """The owner gives up its running trial: it waits again, with its parameters and reports. False if not ours.
+
+    Unless ``asked`` to by whoever wants the worker to stop, this is counted: see :func:`times_unasked`.
+    """
     with study.storage.exclusive():
-        if not is_ours(study.trial(trial_id), token):
+        trial = study.trial(trial_id)
+        if not is_ours(trial, token):
             return False
-        study.storage.set_trial_state_values(trial_id, TrialState.WAITING)
+        with study.storage.batch():
+            if not asked:
+                noted = {"times": times_unasked(trial) + 1, "reports": len(trial.intermediate_values)}
+                study.storage.set_trial_user_attr(trial_id, UNASKED, noted)
+            study.storage.set_trial_state_values(trial_id, TrialState.WAITING)
     return True
+
+
+def times_unasked(trial: FrozenTrial) -> int:
+    """How often in a row the objective handed the trial back unasked, without a new report in between."""
+    noted = trial.user_attrs.get(UNASKED) or {}
+    return int(noted["times"]) if noted.get("reports") == len(trial.intermediate_values) else 0
 
 
 def finish(

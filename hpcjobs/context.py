@@ -20,10 +20,17 @@ __all__ = ["HandBack", "TrialContext", "TrialTaken"]
 
 
 class HandBack(BaseException):
-    """The worker must stop: the trial goes back to the queue and will go on from its checkpoint.
+    """The trial goes back to the queue and will go on from its checkpoint.
 
     Not an Exception, so that an objective's ``except Exception`` lets it pass.
+
+    Attributes:
+        asked: the worker must stop; otherwise it is only the objective that wants to.
     """
+
+    def __init__(self, message: str, *, asked: bool) -> None:
+        super().__init__(message)
+        self.asked = asked
 
 
 class Clock(Protocol):
@@ -114,8 +121,11 @@ class TrialContext:
         return self._clock.stop_ordered()
 
     def hand_back(self) -> None:
-        """End this run after saving a checkpoint; the trial will go on from it."""
-        raise HandBack(f"trial {self.number} handed back")
+        """End this run after saving a checkpoint; the trial will go on from it.
+
+        Where no stop is requested, it is offered again at once. So often in a row without a new report it has failed.
+        """
+        raise HandBack(f"trial {self.number} handed back", asked=self._clock.stop_ordered())
 
     def report(self, step: int, value: float, **figures: float) -> None:
         """Report the objective's value after epoch ``step``, once per epoch, after saving the checkpoint.
@@ -149,7 +159,7 @@ class TrialContext:
         if self._prunes and self._trial.should_prune():
             raise optuna.TrialPruned(f"pruned after step {step}")
         if self._clock.stop_ordered() or (step < self.epochs and not self._another_epoch_fits()):
-            self.hand_back()
+            raise HandBack(f"trial {self.number} handed back", asked=True)
 
     def _check_owner(self) -> None:
         """Look whether the trial is still ours. At every report: one that did not count must not be taken for written,

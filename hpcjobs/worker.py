@@ -23,7 +23,7 @@ import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState
 
-from hpcjobs.budget import RESULT, TrialTaken, claim, count, finish, hand_back
+from hpcjobs.budget import RESULT, TrialTaken, claim, count, finish, hand_back, times_unasked
 from hpcjobs.checked_study import read_checked
 from hpcjobs.context import HandBack, TrialContext
 from hpcjobs.errors import UserError, run_entry
@@ -56,6 +56,8 @@ Objective = Callable[[dict[str, Any], TrialContext], float]
 IDLE_POLL_S = (0.2, 3.0)
 # a trial that still runs out of GPU memory with an eighth of what the study fixes has failed
 MOST_HALVINGS = 3
+# an objective that hands its trial back unasked once more, without a new report in between, has failed
+MOST_UNASKED = 5
 # a worker whose trial found the disk full begins no other one for so long
 FULL_DISK_PAUSE_S = 10.0
 JOURNAL_PAUSE_S = 1.0
@@ -139,10 +141,13 @@ class Worker:
             return self._attempts(trial, trial_id)
         except (TrialTaken, UpdateFinishedTrialError) as taken:
             log.warning("trial %d dropped, somebody else goes on with it: %s", trial.number, taken)
-        except HandBack:
-            self._patiently(lambda: hand_back(self._study, trial_id, self._spec.token))
-            log.info("trial %d handed back: %s", trial.number, self._pulse.reason or "too little time is left")
-            return EXIT_HANDED_BACK
+        except HandBack as back:
+            asked = back.asked
+            self._patiently(lambda: hand_back(self._study, trial_id, self._spec.token, asked=asked))
+            if asked:
+                log.info("trial %d handed back: %s", trial.number, self._pulse.reason or "too little time is left")
+                return EXIT_HANDED_BACK
+            log.warning("trial %d handed back, though nobody asked to: it is offered again", trial.number)
         finally:
             self._pulse.end_trial()
             release_memory()
@@ -164,7 +169,7 @@ class Worker:
         while True:
             attempts += 1
             context = self._context(trial)
-            outcome = self._call({**params, **changed}, context)
+            outcome = self._call({**params, **changed}, context, trial_id)
             result = {"figures": context.figures, "timing": context.timing.as_dict(), "attempts": attempts}
             if changed:
                 result["changed"] = changed
@@ -211,13 +216,19 @@ class Worker:
         self._pulse.update(message="")
         return EXIT_DONE
 
-    def _call(self, params: dict[str, Any], context: TrialContext) -> float | Failure | None:
+    def _call(self, params: dict[str, Any], context: TrialContext, trial_id: int) -> float | Failure | None:
         """One attempt: the objective's value, why it failed, or None for pruned."""
         try:
             value = float(self._objective(dict(params), context))
         except optuna.TrialPruned:
             return None
-        except (HandBack, TrialTaken):
+        except HandBack as back:
+            times = times_unasked(self._study.trial(trial_id))
+            if back.asked or times < MOST_UNASKED:
+                raise
+            message = f"hand_back() was called {times + 1} times without a new report, though no stop was requested"
+            return Failure(FailureClass.OBJECTIVE, f"{message}; allowed: where context.stop_requested is true")
+        except TrialTaken:
             raise
         except BaseException as error:  # noqa: BLE001  # sys.exit() in a user's function too is this trial's failure
             return classify(error)

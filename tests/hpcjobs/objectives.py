@@ -37,6 +37,17 @@ def held_epochs(params: dict[str, Any], context: Any) -> float:
     return epochs(params, context, lambda epoch: epoch == 3 and not go.exists())
 
 
+def hands_back(params: dict[str, Any], context: Any) -> float:
+    """Unasked: the first trial always, every other one after each epoch."""
+    done = int(context.checkpoint.read_text()) if context.checkpoint.exists() else 0
+    if context.number > 0 and done < context.epochs:
+        _save(context.checkpoint, str(done + 1))
+        context.report(done + 1, 1.0)
+    if context.number == 0 or done < context.epochs:
+        context.hand_back()
+    return float(done)
+
+
 def deaf(params: dict[str, Any], context: Any) -> float:
     """Never polls and never reports."""
     time.sleep(float(params.get("sleep_s", 600.0)))

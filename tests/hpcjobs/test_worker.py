@@ -32,6 +32,7 @@ from hpcjobs.placement import DeviceList
 from hpcjobs.recovery import recover
 from hpcjobs.spec import Control, WorkerSpec, control_file, status_file
 from hpcjobs.trial_files import read_curves
+from hpcjobs.worker import MOST_UNASKED
 
 
 def running_epoch(study: Any, trial: int = 0, epoch: int = 1) -> bool:
@@ -170,6 +171,17 @@ def test_a_full_disk_costs_no_trial_and_no_attempt(studies: Any) -> None:
     assert studies.worker(study).wait(300) == EXIT_DONE
     counts = count(study)
     assert (counts.completed, counts.recovered, counts.failures) == (2, 0, {})
+
+
+def test_handing_back_unasked_ends_no_study_and_without_progress_only_its_trial(studies: Any) -> None:
+    study = studies.create("hands_back", trials=3, epochs=2 * MOST_UNASKED)
+    assert studies.worker(study).wait(300) == EXIT_DONE
+    counts = count(study)
+    assert (counts.completed, counts.failed, counts.left, counts.recovered) == (2, 1, 0, 0)
+    assert [trial.value for trial in study.trials()] == [None, 2.0 * MOST_UNASKED, 2.0 * MOST_UNASKED]
+    failure = study.trials()[0].user_attrs["hpcjobs:failure"]
+    assert failure["class"] == FailureClass.OBJECTIVE.value
+    assert f"hand_back() was called {MOST_UNASKED + 1} times without a new report" in failure["message"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
