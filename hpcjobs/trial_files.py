@@ -6,7 +6,6 @@ stays if it is that of the best trial, or if the objective keeps files of its ow
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import logging
@@ -39,17 +38,26 @@ def read_curves(study: OpenStudy) -> list[dict[str, Any]]:
 
     A step is in the files twice if a worker died after writing it there and before reporting: the later one counts.
     """
-    rows = []
-    for file in sorted(study.paths.curves.glob("*.jsonl")):
-        for line in file.read_bytes().split(b"\n"):
-            with contextlib.suppress(ValueError):  # nothing, or a line that was cut short
-                rows.append(json.loads(line))
+    files = sorted(study.paths.curves.glob("*.jsonl"))
+    found = (_report(line) for file in files for line in file.read_bytes().split(b"\n"))
+    trials = range(len(study.trials()))  # a damaged journal may have lost the latest
     curves = {}
-    last = len(study.trials()) - 1  # a damaged journal may have lost the latest trials
-    for row in sorted((row for row in rows if row["trial"] <= last), key=lambda row: row["trial"]):
+    for row in sorted((row for row in found if row and row["trial"] in trials), key=lambda row: row["trial"]):
         row["trial"] = last_successor(study, row["trial"]).number
         curves[row["trial"], row["step"]] = row
     return [curves[key] for key in sorted(curves)]
+
+
+def _report(line: bytes) -> dict[str, Any] | None:
+    """What a line of a curve file says; None for an empty or damaged one, such as one that was cut short."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    match row:
+        case {"trial": int(), "step": int(), "value": int() | float()}:
+            return dict(row)
+    return None
 
 
 def last_successor(study: OpenStudy, number: int) -> FrozenTrial:

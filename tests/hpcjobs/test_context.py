@@ -95,6 +95,19 @@ def test_the_curve_of_a_trial_that_a_damaged_journal_has_lost_is_left_out(studie
     assert curve(study) == [(0, 1, 0.5)]
 
 
+@pytest.mark.parametrize(
+    "line", ["5", "null", "[]", "{}", '{"trial": 0, "step": 1}', '{"trial": -1, "step": 1, "value": 0.1}']
+    + [f'{{"trial": {trial}, "step": {step}, "value": {value}}}' for trial, step, value in
+       (("null", 1, 0.1), ('"0"', 1, 0.1), (0, "null", 0.1), (0, 1, '"0.1"'), (0.0, 1, 0.1))],
+)  # fmt: skip
+def test_a_line_that_is_no_report_is_left_out_of_the_curve(line: str, studies: Any) -> None:
+    study = studies.create("quadratic", trials=1)
+    claimed(study).report(1, 0.5)
+    with study.paths.worker_curves("e", 0).open("a") as file:
+        file.write(f"\n{line}")
+    assert curve(study) == [(0, 1, 0.5)]
+
+
 def test_the_curve_of_a_recovered_trial_is_one_with_that_of_its_successor(studies: Any) -> None:
     study = studies.create("quadratic", trials=1)
     claimed(study).report(1, 0.5)
