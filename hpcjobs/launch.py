@@ -6,6 +6,7 @@ Every submission leaves a record in the study folder, by which ``status`` and ``
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import signal
@@ -115,7 +116,10 @@ def _launch_slurm(paths: StudyPaths, file: StudyFile, plan: Plan) -> Launched:
     executor.update_parameters(**submitit_parameters(plan, file.run.working_folder))
     ids: list[str] = []
     for elements in plan.arrays:
-        jobs = executor.map_array(run_node, [str(paths.folder)] * elements)
+        # submitit prints what sbatch said, and then raises an error with the same text
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            jobs = executor.map_array(run_node, [str(paths.folder)] * elements)
+        sys.stderr.write(said.getvalue())
         ids.append(jobs[0].job_id.partition("_")[0])
     return Launched(tuple(ids), plan.nodes, True, socket.gethostname())
 

@@ -253,6 +253,7 @@ def test_a_refusal_of_sbatch_is_told_and_the_study_is_kept(
     assert submit("--study", "search.yaml", "--cluster", "site.yaml", "--folder", "mine") == 2
     err = capfd.readouterr().err
     assert "sbatch refused the job: sbatch: error: Invalid account" in err
+    assert err.count("Invalid account") == 1
     assert f"--resume {shlex.quote(str(project / 'mine'))} --set KEY=VALUE" in err
     assert "Traceback" not in err
 
