@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from hpcjobs.budget import count, why_stopped
+from hpcjobs.budget import trials_left, why_stopped
 from hpcjobs.failures import EXIT_DEVICE_FAULT, EXIT_HANDED_BACK, EXIT_UNUSABLE, is_journal_out_of_reach
 from hpcjobs.guardian import Guardian
 from hpcjobs.heartbeat import BEAT_S, NodeReport, read_node
@@ -109,7 +109,7 @@ class NodeAgent:
             self._last_beat = now
             if self._is_replaced():
                 return False
-            self._left = count(self._study).left
+            self._left = trials_left(self._study)
             self._check_end(now)
             self._check_stop()
             self._guardian.tick()
@@ -194,7 +194,7 @@ class NodeAgent:
             self._recover(ending)
         if self._stopped_at is None and not any(step.live or step.state == "pending" for step in self._steps):
             # Slurm signals all steps and not this process when the job is to end
-            if any(step.state == "handed back" for step in self._steps) and count(self._study).left:
+            if any(step.state == "handed back" for step in self._steps) and trials_left(self._study):
                 self._stop("the workers were told to stop")
         elif self._stopped_at is None:
             for step in self._steps:
@@ -228,7 +228,7 @@ class NodeAgent:
         if self._replaced:
             log.error("%s was started again elsewhere: its trials go on there, this node leaves", self._job.element)
             return 0
-        left = count(self._study).left
+        left = trials_left(self._study)
         self.wants_requeue = self._stopped_at is not None and left > 0 and self._may_requeue()
         self.report.state = "ended"
         if self.wants_requeue:

@@ -163,6 +163,12 @@ def successor_of(study: OpenStudy, number: int) -> FrozenTrial | None:
     return study.storage.successor(study.study_id, number)
 
 
+def trials_left(study: OpenStudy) -> int:
+    """How many trials of the budget have not ended: as :func:`count` says, without a look at those that have."""
+    trials = study.trials((TrialState.RUNNING, TrialState.WAITING))
+    return sum(successor_of(study, trial.number) is None for trial in trials)
+
+
 @dataclass(frozen=True)
 class Counts:
     """Where the budget stands. ``failed`` are the trials' own failures; recovered ones go on under a new number."""

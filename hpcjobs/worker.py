@@ -23,7 +23,7 @@ import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState
 
-from hpcjobs.budget import RESULT, TrialTaken, claim, count, finish, hand_back, times_unasked
+from hpcjobs.budget import RESULT, TrialTaken, claim, finish, hand_back, times_unasked, trials_left
 from hpcjobs.checked_study import read_checked
 from hpcjobs.context import HandBack, TrialContext
 from hpcjobs.errors import UserError, run_entry
@@ -92,7 +92,7 @@ class Worker:
                 return EXIT_HANDED_BACK
             trial_id = self._patiently(lambda: claim(self._study, self._owner))
             if trial_id is None:
-                if count(self._study).left == 0:
+                if trials_left(self._study) == 0:
                     log.info("the study's budget is spent")
                     return EXIT_DONE
                 # others run still, and their trials may come back

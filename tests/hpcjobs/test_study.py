@@ -24,6 +24,7 @@ from hpcjobs.budget import (
     go_on,
     hand_back,
     predecessor,
+    trials_left,
     why_stopped,
 )
 from hpcjobs.config import NamedWithOptions
@@ -253,6 +254,29 @@ def test_a_zombie_can_not_finish_what_was_recovered(studies: Any) -> None:
         finish(study, trial_id, "mine", TrialState.COMPLETE, value=1.0)
     assert not hand_back(study, trial_id, "mine")
     assert count(study).budget == 6
+
+
+def test_what_is_left_of_the_budget_is_known_without_a_look_at_ended_trials(
+    studies: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = studies.create("quadratic", trials=5)
+    for state in (TrialState.COMPLETE, TrialState.FAIL):
+        finish(study, claim(study, owner()), "mine", state, value=1.0 if state == TrialState.COMPLETE else None)
+    recover(study, claim(study, owner()), "mine", DEATH)
+    successor = claim(study, owner())
+    assert successor is not None
+    # a recovery that died half-way: two trials are one of the budget
+    history = {HISTORY: [study.trial(successor).number]}
+    study.storage.create_new_trial(
+        study.study_id, optuna.trial.create_trial(state=TrialState.WAITING, system_attrs=history)
+    )
+    assert count(study).left == 3
+    asked: list[Any] = []
+    real = OpenStudy.trials
+    monkeypatch.setattr(OpenStudy, "trials", lambda study, states=None: asked.append(states) or real(study, states))
+    assert trials_left(study) == 3
+    assert trials_left(open_study(study.paths)) == 3
+    assert set(asked) == {(TrialState.RUNNING, TrialState.WAITING)}
 
 
 def test_a_recovery_that_died_half_way_is_completed_without_a_second_successor(studies: Any) -> None:
