@@ -22,8 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo.config
-import torch._functorch.config
 
 from autospeed_model.accelerator import SHARED_CACHE, node_cache
 
@@ -32,9 +30,6 @@ log = logging.getLogger("autospeed_model")
 # The modules whose code is compiled.
 SOURCES = ("assignment", "augment", "iou", "layers", "loss", "network", "step")
 
-# From PyTorch 2.10 on.
-AHEAD_OF_TIME = hasattr(torch._dynamo.config, "enable_aot_compile")
-
 # What this process has compiled or loaded, by key.
 _made: dict[str, Callable[..., Any]] = {}
 
@@ -42,8 +37,7 @@ _made: dict[str, Callable[..., Any]] = {}
 def cache_key(*shape: object) -> str:
     """A name for what is compiled: PyTorch and its backend, the device, our source, and ``shape``."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    release = torch.__version__, torch.version.cuda, torch.version.hip, torch._functorch.config.activation_memory_budget
-    digest = hashlib.sha256(repr((*release, device, shape)).encode())
+    digest = hashlib.sha256(repr((torch.__version__, torch.version.cuda, torch.version.hip, device, shape)).encode())
     for name in SOURCES:
         digest.update((Path(__file__).parent / f"{name}.py").read_bytes())
     return digest.hexdigest()[:20]
@@ -68,6 +62,8 @@ def compiled(function: Callable[..., Any], arguments: tuple[Any, ...], key: str)
 
 def _traced(function: Callable[..., Any]) -> Callable[..., Any]:
     """One compiled function for all shapes of a process."""
+    import torch._dynamo.config  # late: takes seconds
+
     # A study may try more sizes and batches than the default of 8 variants, after which PyTorch would compile no more.
     torch._dynamo.config.recompile_limit = 64
     return _made.setdefault(function.__qualname__, torch.compile(function, dynamic=False, fullgraph=True))
@@ -76,7 +72,7 @@ def _traced(function: Callable[..., Any]) -> Callable[..., Any]:
 def _ahead_of_time(function: Callable[..., Any], arguments: tuple[Any, ...], key: str) -> Callable[..., Any] | None:
     """The code of the node's file, which the first process makes. None where this PyTorch cannot."""
     file, refused = (node_cache() / f"{key}.{kind}" for kind in ("code", "refused"))
-    if not AHEAD_OF_TIME or refused.exists():
+    if refused.exists() or not _can_compile_ahead_of_time():
         return None
     with contextlib.ExitStack() as stack:
         code = _load(file)
@@ -109,7 +105,16 @@ def _ahead_of_time(function: Callable[..., Any], arguments: tuple[Any, ...], key
         return code  # type: ignore[no-any-return]
 
 
+def _can_compile_ahead_of_time() -> bool:
+    """From PyTorch 2.10 on."""
+    import torch._dynamo.config
+
+    return hasattr(torch._dynamo.config, "enable_aot_compile")
+
+
 def _compile(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    import torch._dynamo.config
+
     def no_guards(entries: Any) -> list[bool]:
         return [False for _ in entries]
 

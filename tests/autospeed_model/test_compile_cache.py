@@ -116,7 +116,7 @@ def test_where_nothing_compiles_ahead_of_time_each_process_traces(
     if reason == "refused":
         monkeypatch.setattr(compile_cache, "_compile", refuse)
     else:
-        monkeypatch.setattr(compile_cache, "AHEAD_OF_TIME", False)
+        monkeypatch.setattr(compile_cache, "_can_compile_ahead_of_time", lambda: False)
     use()
     use()  # asks PyTorch no second time
     assert caplog.text.count("a PyTorch that cannot") == (1 if reason == "refused" else 0)

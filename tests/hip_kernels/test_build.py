@@ -9,6 +9,7 @@ import pytest
 from filelock import FileLock
 
 from hip_kernels import build
+from tests.hip_kernels import debian_rocm
 
 ROOT = Path(__file__).parents[2]
 # kept between runs, so that only the first one compiles
@@ -77,3 +78,14 @@ def test_a_library_that_does_not_load_is_an_error_and_not_the_reference(tmp_path
     )
     assert done.returncode != 0
     assert "OSError" in done.stderr
+
+
+@pytest.mark.skipif(bool(debian_rocm.MISSING), reason=f"not installed: {', '.join(debian_rocm.MISSING)}")
+def test_a_build_for_amd_that_names_no_architecture_is_for_those_of_the_sites(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    options = debian_rocm.cmake_options(debian_rocm.make_root(tmp_path / "root"))
+    call = ["cmake", "-S", str(build.PACKAGE), "-B", str(work), "-G", "Unix Makefiles", "-DHIP_KERNELS_BACKEND=hip"]
+    subprocess.run([*call, *options], check=True)
+    flags = (work / "CMakeFiles" / "hip_kernels.dir" / "flags.make").read_text()
+    assert "--offload-arch=gfx942" in flags
+    assert "--offload-arch=gfx90a" in flags
