@@ -19,7 +19,6 @@ STARTED = time.monotonic()  # before torch is imported: a worker's first step wa
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch  # noqa: E402
-import torch._functorch.config  # noqa: E402
 
 import hip_kernels  # noqa: E402
 from autospeed_model.accelerator import prepare_process  # noqa: E402
@@ -176,6 +175,8 @@ def main(arguments: list[str] | None = None) -> int:
     add_runtime_arguments(parser)
     given = parser.parse_args(arguments)
     prepare_process()
+    import torch._functorch.config  # late: it asks for the folder of compiled code
+
     torch._functorch.config.activation_memory_budget = given.activation_memory_budget
     text = json.dumps(measure(given), indent=1)
     if given.json is not None:
