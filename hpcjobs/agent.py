@@ -84,6 +84,7 @@ class NodeAgent:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
             signal.signal(number, self._on_signal)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal that submitted may close
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGHUP))  # on this machine we start so
         at_once = min(MOST_STARTING, max(4, os.cpu_count() or 1))
         try:
             while self._beat():

@@ -133,7 +133,7 @@ def _launch_local(paths: StudyPaths) -> Launched:
     executor.update_parameters(timeout_min=LOCAL_TIMEOUT_MIN)
     # submitit's local executor hides all GPUs from jobs that do not ask for any
     environment = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES")}
-    with _ignored(signal.SIGINT, signal.SIGHUP), _without_streams():
+    with _held(signal.SIGINT, signal.SIGHUP), _without_streams():
         job = executor.submit(run_node, str(paths.folder), environment)
     return Launched((str(job.job_id),), 1, False, socket.gethostname())
 
@@ -161,12 +161,18 @@ def _without_streams() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _ignored(*numbers: signal.Signals) -> Iterator[None]:
-    """A child that starts meanwhile ignores these signals: submitit's controller would kill the agent at once on
-    Ctrl-C, while the agent itself takes its time to stop the workers."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+def _held(*numbers: signal.Signals) -> Iterator[None]:
+    """These signals reach us afterwards. A child that starts meanwhile has them blocked: submitit's controller would
+    kill the agent at once on Ctrl-C, while the agent itself takes its time to stop the workers."""
+    came: list[int] = []
+    # the mask alone does not keep a signal from a library's threads, which tell the main one
+    before = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in numbers}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for number, handler in before.items():
             signal.signal(number, handler)
+        for signal_number in came:
+            signal.raise_signal(signal_number)

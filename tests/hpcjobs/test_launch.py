@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from optuna.trial import TrialState
 
 from hpcjobs.budget import claim, count, finish
 from hpcjobs.heartbeat import read_nodes
-from hpcjobs.launch import cancel_requested, recorded, request_cancel
+from hpcjobs.launch import _held, cancel_requested, recorded, request_cancel
 from hpcjobs.owners import Owner, process_gone
 from hpcjobs.paths import StudyPaths
 from hpcjobs.study import extend, open_study
@@ -136,6 +139,35 @@ def test_ctrl_c_ends_a_study_on_this_machine_and_says_how_to_go_on(tmp_path: Pat
     (node,) = read_nodes(paths)
     wait_for(lambda: process_gone(node.pid, node.start))  # it has said that it ends, and cleans up
     assert count(open_study(paths)).waiting == 2
+
+
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """SIGINT interrupts this process, also where the tests run in the background of a script."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
+def test_ctrl_c_while_the_node_starts_is_not_lost_and_spares_the_node() -> None:
+    program = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(0.1); print('lives')"
+    with pytest.raises(KeyboardInterrupt), _held(signal.SIGINT, signal.SIGHUP):
+        os.kill(os.getpid(), signal.SIGINT)
+        child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert child.stdout == "lives\n"
+    with pytest.raises(KeyboardInterrupt):  # and all is as before
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_reaches_a_node_that_has_started(studies: Any) -> None:
+    study = studies.create("held_epochs", trials=2)
+    studies.launch(study)
+    studies.wait_for(lambda: count(study).running == 2)
+    (node,) = read_nodes(study.paths)
+    os.kill(node.pid, signal.SIGINT)
+    studies.wait_for(lambda: [report.state for report in read_nodes(study.paths)] == ["ended"])
+    assert count(study).waiting == 2
 
 
 def test_who_reads_the_output_of_a_detached_submission_need_not_wait_for_the_study(tmp_path: Path) -> None:
