@@ -65,11 +65,17 @@ def split_of_segments(segments: Sequence[str], seed: int) -> dict[str, str]:
     ordered = sorted(segments)
     if len(ordered) < 2:
         raise UserError(
-            f"{len(ordered)} training segments with usable frames: at least 2 are needed, one to train, one to validate"
+            f"{counted(len(ordered), 'training segment')} with usable frames: at least 2 are needed, one to train, "
+            "one to validate"
         )
     chosen = np.random.default_rng(seed).permutation(len(ordered))[: max(1, round(TUNE_SHARE * len(ordered)))]
     held = {ordered[index] for index in chosen}
     return {segment: "tune_val" if segment in held else "train" for segment in ordered}
+
+
+def counted(number: int, noun: str) -> str:
+    """So many of it: ``1 image``, ``2 images``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 class Preparation:
@@ -217,11 +223,11 @@ class Preparation:
         fresh = sum(piece.count for piece in done if not piece.kept)
         kept = sum(piece.count for piece in done if piece.kept)
         if kept:
-            self.console.print(f"{kept} images were already there from a run that did not end")
+            self.console.print(f"{counted(kept, 'image')} already there from a run that did not end")
         cpu = sum(piece.cpu_seconds for piece in done)
         if fresh:
             rate = f"{fresh / wall:.0f} images/s, {fresh / max(cpu, 1e-9):.0f} images/s per core"
-            self.console.print(f"{fresh} images in {wall:.1f} s: {rate}")
+            self.console.print(f"{counted(fresh, 'image')} in {wall:.1f} s: {rate}")
 
     def _put_in_place(self) -> None:
         old = self.out.with_name(f".{self.out.name}.old")
@@ -256,7 +262,8 @@ class Preparation:
         for name in SPLITS:
             segments = len({key.segment for key in frames[name].keys})
             boxes = sum(len(rows) for rows in frames[name].boxes)
-            self.console.print(f"{name:>11}: {len(frames[name].keys)} images of {segments} segments, {boxes} boxes")
+            images = counted(len(frames[name].keys), "image")
+            self.console.print(f"{name:>11}: {images} of {counted(segments, 'segment')}, {boxes} boxes")
         if not frames["evaluation"].keys:
             self.console.print("no validation data of OpenLane was found: the evaluation split is empty")
         size = self.bytes_needed(frames) / 1e9

@@ -25,6 +25,7 @@ from hpcjobs.slurm_control import SlurmUnavailableError
 from hpcjobs.spec import Control, control_file
 from hpcjobs.steps import MOST_STARTING, Ending, Step, start_due
 from hpcjobs.study import OpenStudy
+from hpcjobs.text import counted
 
 log = logging.getLogger("hpcjobs.node")
 
@@ -238,7 +239,7 @@ class NodeAgent:
             self.report.message = ""  # nothing that needs a word
         self._write_report()
         why = self.report.message or ("no worker can go on" if left else "all trials have ended")
-        log.info("node ends: %s; %d trials are left", why, left)
+        log.info("node ends: %s; %s left", why, counted(left, "trial"))
         if left and self._stopped_at is None:
             return EXIT_NO_WORKER
         return 0

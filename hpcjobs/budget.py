@@ -15,6 +15,7 @@ from hpcjobs.failures import Failure, FailureClass
 from hpcjobs.journal_lock import FencedError
 from hpcjobs.owners import OWNER, Owner
 from hpcjobs.study import OpenStudy
+from hpcjobs.text import counted
 
 FAILURE = "hpcjobs:failure"
 RESULT = "hpcjobs:result"
@@ -153,7 +154,7 @@ def _stop_if_broken(study: OpenStudy, failure: Failure) -> None:
     failures = [trial.user_attrs.get(FAILURE) or {} for trial in study.trials((TrialState.FAIL,))]
     errors = 1 + sum(each.get("class") == FailureClass.OBJECTIVE.value for each in failures)
     if errors >= most + _stop(study).get("errors", 0):
-        why = f"{errors} trials failed with an error of the objective and none has ended well"
+        why = f"{counted(errors, 'trial')} failed with an error of the objective and none has ended well"
         stop = {"errors": errors, "why": f"{why}; the last: {failure.message}"}
         study.storage.set_study_user_attr(study.study_id, STOPPED, stop)
 

@@ -17,6 +17,7 @@ from hpcjobs.errors import UserError, run_entry
 from hpcjobs.paths import StudyPaths, write_atomically
 from hpcjobs.progress import StudyWatch
 from hpcjobs.study import OpenStudy, open_study
+from hpcjobs.text import counted
 from hpcjobs.trial_files import checkpoints, no_longer_needed, trial_folders
 
 _EXAMPLES = """\
@@ -83,8 +84,8 @@ def _check_ended(study: OpenStudy) -> None:
     counts = now.counts
     if counts.left or now.live_nodes:
         raise UserError(
-            f"{study.paths.folder}: the study has not ended ({counts.running} trials running, {counts.waiting} waiting)"
-            "; allowed: a study that has ended, since the others go on from their checkpoints"
+            f"{study.paths.folder}: the study has not ended ({counted(counts.running, 'trial')} running, "
+            f"{counts.waiting} waiting); allowed: a study that has ended, since the others go on from their checkpoints"
         )
 
 

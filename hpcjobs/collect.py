@@ -25,6 +25,7 @@ from hpcjobs.owners import OWNER
 from hpcjobs.paths import StudyPaths, write_atomically
 from hpcjobs.progress import best_trial, ordered_by_value
 from hpcjobs.study import OpenStudy, open_study
+from hpcjobs.text import counted
 from hpcjobs.trial_files import read_curves
 from hpcjobs.trial_table import TrialTable
 
@@ -175,7 +176,9 @@ def show(study: OpenStudy, console: Console) -> None:
             TrialTable(title, trials[:TRIALS_SHOWN], study.file.value_name, names, study.paths.trials_csv.name)
         )
     if len(trials) > TRIALS_SHOWN:
-        console.print(f"and {len(trials) - TRIALS_SHOWN} more trials in {study.paths.trials_csv.name}", style="dim")
+        console.print(
+            f"and {counted(len(trials) - TRIALS_SHOWN, 'more trial')} in {study.paths.trials_csv.name}", style="dim"
+        )
     if counts.failures:
         lines = _failures(study, counts)
         console.print(

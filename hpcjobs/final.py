@@ -24,7 +24,7 @@ from hpcjobs.progress import StudyWatch, best_trial
 from hpcjobs.status import Jobs, watch
 from hpcjobs.study import OpenStudy, create_study, open_study
 from hpcjobs.submission import available_cores
-from hpcjobs.text import number_text, positive
+from hpcjobs.text import counted, number_text, positive
 
 _EXAMPLES = """\
 examples:
@@ -91,8 +91,9 @@ def _check_ended(study: OpenStudy) -> None:
     if counts.running or (counts.waiting and not cancel_requested(study.paths)):
         folder = shlex.quote(str(study.paths.folder))
         raise UserError(
-            f"{study.paths.folder}: the study has not ended ({counts.running} trials running, {counts.waiting} waiting)"
-            "; allowed: a study that has ended, since its trials must not learn of the evaluation data. Wait for it "
+            f"{study.paths.folder}: the study has not ended ({counted(counts.running, 'trial')} running, "
+            f"{counts.waiting} waiting); allowed: a study that has ended, since its trials must not learn of the "
+            "evaluation data. Wait for it "
             f"(python -m hpcjobs.status {folder}) or end it (python -m hpcjobs.cancel {folder})"
         )
 
@@ -115,7 +116,7 @@ def _new_plan(study: OpenStudy, best: FrozenTrial, options: argparse.Namespace) 
 
 def _show(plan: FinalPlan, console: Console) -> None:
     study = plan.file.study
-    console.print(f"{study.trials} trainings of {study.epochs} epoch{'s' * (study.epochs != 1)} by {study.objective}")
+    console.print(f"{counted(study.trials, 'training')} of {counted(study.epochs, 'epoch')} by {study.objective}")
     for setting, values in plan.settings.items():
         text = ", ".join(f"{name}={number_text(value)}" for name, value in values.items())
         console.print(f"  {setting:10} {text or 'as below'}")
@@ -134,7 +135,7 @@ def _start(final: OpenStudy, console: Console) -> None:
     if plan.cluster is not None:
         check_slurm(plan.cluster.name)
     launched = launch(final.paths, final.file, plan)
-    where = "on this machine as process" if plan.cluster is None else f"on {plan.nodes} nodes as job"
+    where = "on this machine as process" if plan.cluster is None else f"on {counted(plan.nodes, 'node')} as job"
     console.print(f"started {where} {', '.join(launched.job_ids)}")
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcjobs.config import LOGICAL_GPUS, MODES, Categorical, ClusterConfig, Int, PartitionMode, StudyConfig
+from hpcjobs.text import counted
 from hpcjobs.throughput_plan import Setup
 from hpcjobs.throughput_table import Row, ThroughputTable
 
@@ -156,15 +157,16 @@ def by_table(table: ThroughputTable, need: Need) -> Choice:
     chosen = min((c for c in candidates if c.cost <= best.cost * (1 + EQUAL)), key=lambda c: c.workers)
     rounds = _rounds(need, chosen.workers)
     others = "; ".join(
-        f"{c.setup.name} {c.speed:,.0f} images/s, {_counted(_rounds(need, c.workers), 'round')}, "
+        f"{c.setup.name} {c.speed:,.0f} images/s, {counted(_rounds(need, c.workers), 'round')}, "
         f"{c.cost / chosen.cost:.2f} times the time"
         for c in candidates
         if c is not chosen
     )
     reason = (
         f"measured (table {table.name}): at batch size {sizes}, precision {need.precision}, {chosen.setup.name} trains "
-        f"{chosen.speed:,.0f} images/s a node with {_counted(chosen.workers, 'worker')}; {need.trials} trials on "
-        f"{_counted(need.nodes, 'node')} take {_counted(rounds, 'round')}{'. Others: ' + others if others else ''}"
+        f"{chosen.speed:,.0f} images/s a node with {counted(chosen.workers, 'worker')}; "
+        f"{counted(need.trials, 'trial')} on {counted(need.nodes, 'node')} take {counted(rounds, 'round')}"
+        f"{'. Others: ' + others if others else ''}"
     )
     if excluded:
         reason += f". Out of memory or not measured: {', '.join(excluded)}"
@@ -187,14 +189,15 @@ def _sampler_notes(need: Need, workers: int, candidates: Sequence[_Candidate] = 
         return []
     fewer = max(1, need.trials // (FEW_ROUNDS * need.nodes))
     note = (
-        f"{need.trials} trials for {need.nodes * workers} workers leave the sampler {rounds:.1f} trials per worker to "
-        f"learn from; --workers {fewer} a node would search better, and take longer"
+        f"{counted(need.trials, 'trial')} for {need.nodes * workers} workers: the sampler has {rounds:.1f} trials per "
+        f"worker to learn from; --workers {fewer} a node would search better, and take longer"
     )
     mine = next((c.cost for c in candidates if c.workers == workers), None)
     coarser = [c for c in candidates if c.workers < workers]
     if coarser and mine:
         other = min(coarser, key=lambda c: c.cost)
-        note += f" (as would {other.setup.name}: {other.workers} workers, {other.cost / mine:.2f} times the time)"
+        text = f"{other.setup.name}: {counted(other.workers, 'worker')}, {other.cost / mine:.2f} times the time"
+        note += f" (as would {text})"
     return [note]
 
 
@@ -219,7 +222,7 @@ def by_rule(need: Need, cluster: ClusterConfig | None, devices: int, why: str) -
     host is used up; more workers than trials are of no use.
     """
     if cluster is None:
-        reason = f"rule, since {why}: one worker on each of {_counted(devices, 'device')}"
+        reason = f"rule, since {why}: one worker on each of {counted(devices, 'device')}"
         return Choice(Setup(None, 1), devices, reason, tuple(_sampler_notes(need, devices)))
     refused = []
     options: tuple[PartitionMode | None, ...] = tuple(reversed([m for m in MODES if m in cluster.mode.modes])) or (
@@ -235,7 +238,7 @@ def by_rule(need: Need, cluster: ClusterConfig | None, devices: int, why: str) -
     gpus = max(1, cluster.gpus_per_node * (LOGICAL_GPUS[chosen] if chosen else 1))
     workers = min(gpus, math.ceil(need.trials / need.nodes))
     taken = chosen or "the nodes' own mode"
-    reason = f"rule, since {why}: {taken} with {_counted(workers, 'worker')} a node"
+    reason = f"rule, since {why}: {taken} with {counted(workers, 'worker')} a node"
     reason += f"; {'; '.join(refused)}" if refused else _enough(chosen, need, cluster)
     if need.memory_gb is None and chosen:
         reason += "; how much memory a batch needs is not known, a trial may run out of it"
@@ -255,12 +258,14 @@ def _problem(mode: PartitionMode | None, need: Need, cluster: ClusterConfig) -> 
         has = cluster.gpu_memory_gb / parts
         return f"{name} has {has:.0f} GB a logical GPU, batch size {max(need.batch_sizes)} needs {need.memory_gb:.0f}"
     if cluster.cores_per_node / busy < CORES_PER_WORKER:
-        return f"{name} would give {busy} workers {cluster.cores_per_node} cores, less than one each"
+        return (
+            f"{name} would give {counted(busy, 'worker')} {counted(cluster.cores_per_node, 'core')}, less than one each"
+        )
     memory = cluster.mem_gb_per_node
     if memory and need.host_memory_gb and memory / busy < need.host_memory_gb:
         return f"{name} would give a worker {memory / busy:.1f} GB of host memory, it needs {need.host_memory_gb:.1f}"
     if mode and workers > busy and parts > 1 and cluster.gpus_per_node * (parts // 2) >= busy:
-        return f"{name} has {workers} logical GPUs a node for {_counted(busy, 'trial')}"
+        return f"{name} has {workers} logical GPUs a node for {counted(busy, 'trial')}"
     return None
 
 
@@ -271,7 +276,3 @@ def _enough(mode: PartitionMode | None, need: Need, cluster: ClusterConfig) -> s
     if cluster.gpu_memory_gb and need.memory_gb:
         has += f", {cluster.gpu_memory_gb / parts:.0f} GB of device memory for the {need.memory_gb:.0f} it needs"
     return f" ({has})"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -15,7 +15,7 @@ from hpcjobs import amd, nvidia
 from hpcjobs.cores import allowed_cpus, assign_cores, format_cpu_list, parse_cpu_list
 from hpcjobs.errors import UserError, run_entry
 from hpcjobs.logical_gpu import PARTITIONS, LogicalGpu, NodeDevices
-from hpcjobs.text import seconds
+from hpcjobs.text import counted, seconds
 
 EXIT_FAILED = 1
 
@@ -81,12 +81,12 @@ def describe(devices: NodeDevices, cores: Mapping[int, str]) -> list[str]:
         return [f"no GPU found. {devices.note}"]
     mode = devices.mode or (", ".join(mode or "?" for mode in devices.modes) or "none")
     lines = [
-        f"{physical} x {devices.model or devices.vendor}, {len(devices.gpus)} logical GPUs",
+        f"{physical} x {devices.model or devices.vendor}, {counted(len(devices.gpus), 'logical GPU')}",
         f"partition mode {mode}, memory mode {devices.memory_mode or 'none'}, "
         f"offered: {', '.join(devices.supported) or 'no switch'}",
     ]
     if devices.missing:
-        lines.append(f"warning: {devices.missing} logical GPU(s) of this mode are missing")
+        lines.append(f"warning: {counted(devices.missing, 'logical GPU')} of this mode missing")
     lines.append(f"{'index':>5}  {'GPU':>3}.{'part':<4}  {'PCI':<14}{'NUMA':>4}  {'GiB':>6}  cores")
     for gpu in devices.gpus:
         numa = "-" if gpu.numa_node is None else gpu.numa_node

@@ -18,6 +18,7 @@ from hpcjobs.devices import Place
 from hpcjobs.logical_gpu import LogicalGpu
 from hpcjobs.owners import node_name
 from hpcjobs.paths import write_atomically
+from hpcjobs.text import counted
 
 CPUS_PER_LINE = 64
 # a worker's letter among its neighbours on the CPUs
@@ -53,7 +54,7 @@ def draw(placement: Mapping[str, Any], states: Mapping[int, tuple[str, str]]) ->
         states: a worker's character and colour, by its number.
     """
     gpus, workers = placement["gpus"], placement["workers"]
-    title = f"{placement['node']}: {len(gpus)} logical GPUs, {len(workers)} workers"
+    title = f"{placement['node']}: {counted(len(gpus), 'logical GPU')}, {counted(len(workers), 'worker')}"
     title += f", partition mode {placement['mode']}" if placement["mode"] else ""
     parts: list[Any] = [Text(title, style="bold")]
     if gpus:

@@ -14,7 +14,7 @@ from optuna.trial import FrozenTrial
 from hpcjobs.final_results import FinalResults, rows_of
 from hpcjobs.progress import ordered_by_value
 from hpcjobs.report_data import ReportData
-from hpcjobs.text import duration, number_text
+from hpcjobs.text import counted, duration, number_text
 
 TRIALS_LISTED = 20
 
@@ -78,7 +78,7 @@ def _figure(figure: Figure) -> str:
 def _subtitle(data: ReportData) -> str:
     study = data.file.study
     where = f"cluster {data.file.cluster.name}" if data.file.cluster else "one machine"
-    state = "finished" if data.counts.left == 0 else f"still running: {data.counts.left} trials are left"
+    state = "finished" if data.counts.left == 0 else f"still running: {counted(data.counts.left, 'trial')} left"
     return (
         f"{study.objective}, {study.direction}; sampler {study.sampler.name}, pruner {study.pruner.name}; {where}; "
         f"{state}; written {datetime.now():%Y-%m-%d %H:%M}"
@@ -95,7 +95,7 @@ def _cards(data: ReportData) -> str:
         ("trials", f"{counts.finished} of {counts.budget}",
          f"{counts.completed} completed, {counts.pruned} pruned, {counts.failed} failed"),
         ("time", duration(data.end - data.start), f"{epochs} of {counts.budget * data.file.study.epochs} epochs"),
-        ("node-hours", number_text(data.node_hours), f"on {len(nodes)} node{'s' * (len(nodes) != 1)}"),
+        ("node-hours", number_text(data.node_hours), f"on {counted(len(nodes), 'node')}"),
         ("workers at work", f"{data.busy_share:.0%}", f"{number_text(data.busy_hours)} worker-hours in trials"),
         ("went on after a fault", str(counts.recovered), "trials, under a new number"),
     ]  # fmt: skip

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hpcjobs.site import Site, SlurmPartition
+from hpcjobs.text import counted
 
 Verdict = Literal["right", "doubtful", "wrong"]
 # a study's own files: a few for each worker and trial, in the tens of thousands for the largest
@@ -126,7 +127,7 @@ def _of_nodes(site: Site) -> list[Finding]:
     rows = []
     if partition.gpus:
         kinds = ", ".join(partition.gpu_types) or "of unnamed type"
-        found = f"{partition.nodes} nodes of {partition.gpus} GPUs ({kinds}) in {partition.name}"
+        found = f"{counted(partition.nodes, 'node')} of {counted(partition.gpus, 'GPU')} ({kinds}) in {partition.name}"
         rows.append(Finding("GPUs", "right", found))
     else:
         rows.append(Finding("GPUs", "doubtful", "Slurm counts none", "workers will run on CPUs; is GresTypes=gpu set?"))

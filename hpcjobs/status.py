@@ -24,6 +24,7 @@ from hpcjobs.placement_map import draw, read_map
 from hpcjobs.progress import Snapshot, StudyWatch
 from hpcjobs.status_view import CELLS, GONE, one_line, render
 from hpcjobs.study import open_study
+from hpcjobs.text import counted
 
 REFRESH_S = 2.0
 PLAIN_REFRESH_S = 10.0
@@ -102,7 +103,7 @@ def watch(paths: StudyPaths) -> bool:
         why = why_stopped(open_study(paths))
         console.print(
             f"{f'The study has stopped itself: {why}. ' if why else ''}"
-            f"No node runs any more and {last.counts.left} trials are left. Logs: {paths.logs}\n"
+            f"No node runs any more; {counted(last.counts.left, 'trial')} left. Logs: {paths.logs}\n"
             f"To go on: python -m hpcjobs.submit --resume {shlex.quote(str(paths.folder))}",
             style="yellow",
         )

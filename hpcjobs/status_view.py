@@ -11,7 +11,7 @@ from rich.text import Text
 
 from hpcjobs.heartbeat import NodeReport, WorkerStatus
 from hpcjobs.progress import NodeLine, Snapshot
-from hpcjobs.text import duration, number_text
+from hpcjobs.text import counted, duration, number_text
 
 NODES_SHOWN = 40
 NODES_NAMED = 4  # of those that say the same
@@ -106,7 +106,7 @@ class Nodes:
             for line in self._lines:
                 yield Text.assemble((f"{line.report.node}  ", "bold"), _workers(line.report))
         if self._all > len(self._lines):
-            yield Text(f"and {self._all - len(self._lines)} more nodes")
+            yield Text(f"and {counted(self._all - len(self._lines), 'more node')}")
         yield from self._notes()
         shown = dict.fromkeys(worker.state for line in self._lines for worker in line.report.workers)
         legend = "  ".join(f"{mark} {state}" for state, (mark, _) in CELLS.items() if state in shown)

@@ -20,6 +20,7 @@ from hpcjobs.plan import Plan
 from hpcjobs.preflight import check_slurm, check_writers
 from hpcjobs.slurm import job_script, shell_line, step_command, worker_command
 from hpcjobs.submission import AUTO, Submission, new_submission, resumed_submission
+from hpcjobs.text import counted
 
 _EXAMPLES = """\
 examples:
@@ -123,7 +124,7 @@ def show(submission: Submission, console: Console) -> None:
         "folder": str(submission.paths.folder),
         "searched": ", ".join(study.parameters),
         "fixed": ", ".join(f"{name}={value}" for name, value in study.fixed.items()),
-        "trials": f"{study.trials}, each {_counted(study.epochs, 'epoch')}; sampler {study.sampler.name}, "
+        "trials": f"{study.trials}, each {counted(study.epochs, 'epoch')}; sampler {study.sampler.name}, "
         f"pruner {study.pruner.name}",
         "data": str(file.run.data) if file.run.data else "",
         "where": f"cluster {plan.cluster.name}" if plan.cluster else "this machine",
@@ -146,7 +147,7 @@ def show(submission: Submission, console: Console) -> None:
             console.print(Text(f"note: {note}", style="yellow"))
     elif not submission.resumed and study.trials < 3 * plan.workers and plan.workers > 1:
         console.print(
-            f"note: {study.trials} trials for {plan.workers} workers leave the sampler little to learn from; "
+            f"note: {counted(study.trials, 'trial')} for {plan.workers} workers: the sampler has little to learn from; "
             "it searches better with fewer workers or more trials",
             style="yellow",
         )
@@ -156,7 +157,7 @@ def workers_text(plan: Plan) -> str:
     memory = f", {plan.mem_gb_per_worker:.1f} GB" if plan.mem_gb_per_worker else ""
     number = "one" if plan.workers_per_gpu == 1 else str(plan.workers_per_gpu)
     source = f"{number} per logical GPU that is there; expected " if plan.workers_by_devices else ""
-    return f"{source}{plan.workers_per_node} a node, each {_counted(plan.cores_per_worker, 'core')}{memory}"
+    return f"{source}{plan.workers_per_node} a node, each {counted(plan.cores_per_worker, 'core')}{memory}"
 
 
 def show_dry_run(submission: Submission, console: Console) -> None:
@@ -223,7 +224,7 @@ def start(submission: Submission) -> None:
     if plan.cluster is None:
         print(f"\nstarted on this machine as process {', '.join(launched.job_ids)}")
     else:
-        print(f"\nsubmitted {_counted(plan.nodes, 'node')} as job {', '.join(launched.job_ids)}")
+        print(f"\nsubmitted {counted(plan.nodes, 'node')} as job {', '.join(launched.job_ids)}")
     folder = _quoted(paths)
     print(f"  watch    python -m hpcjobs.status {folder}")
     print(f"  results  python -m hpcjobs.collect {folder}")
@@ -262,10 +263,6 @@ def follow(paths: StudyPaths) -> int:
 
 def _quoted(paths: StudyPaths) -> str:
     return shlex.quote(str(paths.folder))
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _positive(text: str) -> int:

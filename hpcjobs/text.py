@@ -17,6 +17,11 @@ def number_text(value: object) -> str:
     return str(value)
 
 
+def counted(number: int, noun: str) -> str:
+    """So many of it: ``1 trial``, ``2 trials``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def duration(seconds: float | None) -> str:
     """Seconds in the two units that matter."""
     if seconds is None:

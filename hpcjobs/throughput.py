@@ -19,6 +19,7 @@ from hpcjobs.load import find_cluster, load_cluster, validate
 from hpcjobs.preflight import check_data, check_new_folder, check_slurm
 from hpcjobs.slurm import check_path
 from hpcjobs.submission import absolute, available_cores, cluster_overrides, default_folder
+from hpcjobs.text import counted
 from hpcjobs.throughput_launch import job_script, open_modes, run_here, submit_jobs, wait_for_jobs
 from hpcjobs.throughput_plan import Cell, Setup, ThroughputFile, ThroughputPaths, read_file, write_file
 from hpcjobs.throughput_report import findings, sections, write_report
@@ -74,7 +75,8 @@ def run(paths: ThroughputPaths, file: ThroughputFile, console: Console, *, wait:
             console.print(f"{setup.name}, batch size {cell.batch_size}, {cell.precision}: {status}")
 
         console.print(
-            f"measuring on this machine, {len(file.cells)} cells a set-up; folder {escape(str(paths.folder))}"
+            f"measuring on this machine, {counted(len(file.cells), 'cell')} a set-up; "
+            f"folder {escape(str(paths.folder))}"
         )
         return run_here(paths, file, on_cell) == 0
     jobs = submit_jobs(paths, file)
@@ -158,8 +160,9 @@ def show_dry_run(paths: ThroughputPaths, file: ThroughputFile, console: Console)
     for mode in file.jobs:
         for setup in file.setups(mode):
             plan = file.plan(setup, available_cores())
-            text = f"{setup.name}: {plan.workers_per_node} workers, {plan.cores_per_worker} cores each; cells: "
-            console.print(text + ", ".join(cell.name for cell in file.cells), markup=False)
+            each = f"{counted(plan.workers_per_node, 'worker')}, {counted(plan.cores_per_worker, 'core')} each"
+            cells = ", ".join(cell.name for cell in file.cells)
+            console.print(f"{setup.name}: {each}; cells: {cells}", markup=False)
         if file.cluster is not None:
             print(f"\n# sbatch text of the job of mode {mode or 'as-is'}\n{job_script(paths, file, mode)}")
     print("nothing was made or submitted (--dry-run)")

@@ -12,6 +12,7 @@ from hpcjobs.config import PartitionMode
 from hpcjobs.errors import UserError
 from hpcjobs.paths import StudyPaths, write_atomically
 from hpcjobs.slurm import agent_python, submitit_parameters
+from hpcjobs.text import counted
 from hpcjobs.throughput_node import OnCell, run_in_job, run_job
 from hpcjobs.throughput_plan import Setup, ThroughputFile, ThroughputPaths
 
@@ -83,7 +84,7 @@ def wait_for_jobs(paths: ThroughputPaths, file: ThroughputFile, show: Callable[[
     while modes := open_modes(paths, file):
         left = sum(_left(paths, file, mode) for mode in modes)
         if left != left_before:
-            show(f"{left} cells are left, of mode {', '.join(str(mode or 'as-is') for mode in modes)}")
+            show(f"{counted(left, 'cell')} left, of mode {', '.join(str(mode or 'as-is') for mode in modes)}")
             left_before = left
         if time.monotonic() - asked > ASK_SLURM_S:
             asked = time.monotonic()

@@ -9,7 +9,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from hpcjobs.text import number_text
+from hpcjobs.text import counted, number_text
 
 _GAP = 2
 
@@ -47,7 +47,7 @@ class TrialTable:
         yield table
         hidden = len(self._front) + len(self._parameters) - len(shown)
         if hidden:
-            yield Text(f"and {hidden} more parameter{'s' * (hidden > 1)} of each in {self._where}", style="dim")
+            yield Text(f"and {counted(hidden, 'more parameter')} of each in {self._where}", style="dim")
 
 
 def _width(name: str, cells: Sequence[str]) -> int:

@@ -314,7 +314,7 @@ def test_a_disk_that_fills_up_is_told_and_the_next_run_goes_on(source, tmp_path,
     monkeypatch.setattr("autospeed_model.preparation.write_piece", written)
     capsys.readouterr()
     prepare(source, tmp_path / "out").verify("train")
-    assert "8 images were already there" in capsys.readouterr().out
+    assert "8 images already there" in capsys.readouterr().out
 
 
 def test_a_damaged_piece_of_an_earlier_run_is_written_again(source, tmp_path, monkeypatch):
@@ -349,7 +349,7 @@ def test_a_run_that_is_killed_goes_on_and_ends_with_the_same_hashes(tmp_path):
     process.wait()
     assert not out.exists()
     again = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "images were already there from a run that did not end" in again.stdout
+    assert "images already there from a run that did not end" in again.stdout
     assert hashes(PackedDataset(out)) == expected
     assert not list(tmp_path.glob(".out.partial-*"))
 

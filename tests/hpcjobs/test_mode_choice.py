@@ -68,7 +68,7 @@ def test_few_trials_per_worker_are_told_with_what_fewer_workers_would_cost() -> 
     choice = choose(need(trials=63, batch_sizes=(16,)), site(), published_table())
     assert choice.setup.mode == "cpx"
     (note,) = choice.notes
-    assert note.startswith("63 trials for 63 workers leave the sampler 1.0 trials per worker to learn from")
+    assert note.startswith("63 trials for 63 workers: the sampler has 1.0 trials per worker to learn from")
     assert "as would qpx: 32 workers" in note
 
 

@@ -129,7 +129,7 @@ def test_sixty_three_of_sixty_four_are_used_and_the_missing_one_is_named(entry: 
     shown = json.loads(entry("show", "--json").stdout)
     assert (len(shown["gpus"]), shown["missing"], shown["mode"]) == (63, 1, "cpx")
     assert [gpu["index"] for gpu in shown["gpus"]] == list(range(63))
-    assert "warning: 1 logical GPU(s) of this mode are missing" in entry("show").stdout
+    assert "warning: 1 logical GPU of this mode missing" in entry("show").stdout
 
 
 def test_gpus_in_different_modes_have_no_common_mode(entry: Entry, gpus: EmulatedGpus) -> None:

@@ -7,7 +7,7 @@ import argparse
 import pytest
 
 from hpcjobs import cancel
-from hpcjobs.text import positive, seconds
+from hpcjobs.text import counted, positive, seconds
 
 
 @pytest.mark.parametrize(("text", "value"), [("0", 0.0), ("2.5", 2.5), ("1e3", 1000.0)])
@@ -19,6 +19,11 @@ def test_seconds(text: str, value: float) -> None:
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="allowed: a number of seconds, 0 or more"):
         seconds(text)
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 cells"), (1, "1 cell"), (2, "2 cells")])
+def test_one_thing_is_not_many(number: int, text: str) -> None:
+    assert counted(number, "cell") == text
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "², ", "many"])
