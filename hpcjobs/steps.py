@@ -26,6 +26,9 @@ MOST_DEVICE_FAULTS = 2
 # a worker that dies so often in a row without finishing a trial is left out
 MOST_DEATHS = 8
 LONGEST_PAUSE_S = 10.0
+SRUN_FAILED = 1
+# where steps were created before, none may be for so long: Slurm's controller is away, say, and comes back
+NO_STEP_S = 1800.0
 # a worker whose status has not changed for so long is taken for hung, and killed
 HUNG_S = 600.0
 STARTING_S = 300.0
@@ -82,6 +85,9 @@ class Step:
         self._device_faults = 0
         self._due = 0.0
         self._started = 0.0
+        self._has_worked = False  # some process of this slot has said a word
+        self._not_created_since: float | None = None
+        self._log_size = 0
         self._sign = 0
         self._silent_s = 0.0
         self._looked = time.monotonic()
@@ -107,6 +113,7 @@ class Step:
         # numpy reads the number of threads when it is loaded, before the worker sets its own variables
         environment = {**os.environ, **self._spec.environment, NODE_FOLDER: str(self._node_folder)}
         with self._log.open("ab") as output:
+            self._log_size = output.tell()
             # a session of its own: Ctrl-C in a terminal reaches the agent alone, which then stops the workers
             self._process = subprocess.Popen(
                 self._command,
@@ -132,6 +139,8 @@ class Step:
         # only time in which this process ran too: after Slurm suspended the job, all seem to have been silent
         self._silent_s += min(now - self._looked, 1.0)
         self._looked = now
+        if status is not None:
+            self._has_worked, self._not_created_since = True, None
         if (status, sign) != (self.status, self._sign):
             self.status, self._sign, self._silent_s = status, sign, 0.0
         if self.live and self._silent_s > (allowed := self._longest_silence_s()):
@@ -171,6 +180,11 @@ class Step:
         return self._silent_s < ENDING_S
 
     def _decide(self, ending: Ending) -> None:
+        if self._has_worked and self._was_not_created(ending):
+            self._not_created_since = self._not_created_since or self._started
+            if time.monotonic() - self._not_created_since < NO_STEP_S:
+                self.restart(LONGEST_PAUSE_S)  # no death: no worker was there
+                return
         finished = self.status.finished if self.status else 0
         self._deaths = 1 if finished > 0 else self._deaths + 1
         if ending.code == EXIT_DONE:
@@ -190,6 +204,18 @@ class Step:
             self._leave_out(f"it died {self._deaths} times without finishing a trial; see {self._log}")
         else:
             self.restart(min(LONGEST_PAUSE_S, 0.25 * 2.0 ** (self._deaths - 1)))
+
+    def _was_not_created(self, ending: Ending) -> bool:
+        """Whether srun was refused a step: it tells so in the agent's log, and no worker has written into its own."""
+        said_nothing = self._writes_own_log and self._log.exists() and self._log.stat().st_size == self._log_size
+        return ending.code == SRUN_FAILED and self.status is None and said_nothing
+
+    def could_not_start(self, error: OSError) -> None:
+        if isinstance(error, FileNotFoundError) and error.filename == self._command[0]:
+            self._leave_out(f"{self._command[0]} was not found on this node; correct PATH in the profile's setup")
+        else:  # a full disk, say
+            log.warning("worker %d cannot be started: %s", self.index, error)
+            self.restart(LONGEST_PAUSE_S)
 
     def _leave_out(self, why: str) -> None:
         self.state, self.message = "out", why
@@ -239,7 +265,6 @@ def start_due(steps: list[Step], at_once: int, pause_s: float, wait: Callable[[f
         if step.due() and sum(other.starting for other in steps) < at_once:
             try:
                 step.start()
-            except OSError as error:  # a full disk, say
-                log.warning("worker %d cannot be started: %s", step.index, error)
-                step.restart(LONGEST_PAUSE_S)
+            except OSError as error:
+                step.could_not_start(error)
             wait(pause_s)

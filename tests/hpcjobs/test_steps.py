@@ -18,14 +18,16 @@ from tests.hpcjobs.conftest import wait_for
 SILENT = [sys.executable, "-c", "import time; time.sleep(60)"]
 
 
-def silent_step(folder: Path, worker: int, command: list[str] | None = None, **environment: str) -> Step:
+def silent_step(
+    folder: Path, worker: int, command: list[str] | None = None, writes_own_log: bool = False, **environment: str
+) -> Step:
     """A step whose process never says anything, as when Slurm does not create it."""
     spec = WorkerSpec(
         folder=folder, element="1_0", worker=worker, token="", agent="a", agent_pid=os.getpid(),
         agent_start=process_start(os.getpid()) or "", status=status_file(folder, worker), control=control_file(folder),
         environment=environment,
     )  # fmt: skip
-    return Step(spec, Place(), folder, folder / f"{worker}.log", command or SILENT, writes_own_log=False)
+    return Step(spec, Place(), folder, folder / f"{worker}.log", command or SILENT, writes_own_log=writes_own_log)
 
 
 def test_only_so_many_steps_are_at_their_start_at_any_time(tmp_path: Path) -> None:
@@ -110,3 +112,42 @@ def test_a_step_that_is_never_created_leaves_its_worker_out_and_says_where_to_lo
 
     wait_for(left_out)
     assert "died 8 times without finishing a trial; see " in step.message
+
+
+WORKS_ONCE = """
+import os, pathlib, sys
+from hpcjobs.heartbeat import WorkerStatus, write_status
+from hpcjobs.spec import NODE_FOLDER, WorkerSpec, spec_file
+spec = WorkerSpec.read(spec_file(pathlib.Path(os.environ[NODE_FOLDER]), 0))
+if not spec.restarts:
+    write_status(spec.status, WorkerStatus(0, spec.token, os.getpid(), "", state="idle"))
+sys.exit(1)
+"""
+
+
+def test_a_worker_is_not_given_up_while_slurm_creates_no_steps_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller is away for some minutes, say. The worker has shown before that its command is right."""
+    monkeypatch.setattr(steps, "LONGEST_PAUSE_S", 0.0)
+    step = silent_step(tmp_path, 0, [sys.executable, "-c", WORKS_ONCE], writes_own_log=True)
+    tries = 0
+
+    def tried(often: int) -> bool:
+        nonlocal tries
+        start_due([step], 1, 0.0, lambda seconds: None)
+        tries += step.reap() is not None
+        return tries >= often or step.state == "out"
+
+    wait_for(lambda: tried(steps.MOST_DEATHS + 2))
+    assert step.state == "pending"
+    monkeypatch.setattr(steps, "NO_STEP_S", 0.0)
+    wait_for(lambda: tried(100))
+    assert step.state == "out"
+
+
+def test_a_command_that_is_not_on_the_node_leaves_its_worker_out_at_once(tmp_path: Path) -> None:
+    step = silent_step(tmp_path, 0, ["srun-that-is-not-here"])
+    start_due([step], 1, 0.0, lambda seconds: None)
+    assert step.state == "out"
+    assert step.message == "srun-that-is-not-here was not found on this node; correct PATH in the profile's setup"
