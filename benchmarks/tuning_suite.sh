@@ -18,7 +18,7 @@ work=$(cd "$work" && pwd)
 device=${DEVICE:-cuda}
 limit=${LIMIT:-500}
 height=${HEIGHT:-256} width=${WIDTH:-512}
-first_segments=${FIRST_SEGMENTS:-160} first_epochs=${FIRST_EPOCHS:-12}
+first_segments=${FIRST_SEGMENTS:-160} first_epochs=${FIRST_EPOCHS:-8}
 segments=${SEGMENTS:-150} validation_segments=${VALIDATION_SEGMENTS:-60} frames=${FRAMES:-4}
 count=${COUNT:-240} processes=${PROCESSES:-12} epochs=${EPOCHS:-5}
 trials=${TRIALS:-100} workers=${WORKERS:-8}
