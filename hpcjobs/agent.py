@@ -156,6 +156,8 @@ class NodeAgent:
         end = self._job.ask_end()
         if end is None or (self._control.end is not None and abs(end - self._control.end) < 5.0):
             return
+        if end == self._job.end and self._control.end is not None:
+            return  # Slurm did not answer: what the environment says is older than its last word
         delay = min(float(self._plan.signal_delay_s), (end - time.time()) / 4)
         self._control = Control(stop_at=end - delay, end=end, grace_s=GRACE_S)
         self._order()

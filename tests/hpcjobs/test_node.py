@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hpcjobs import slurm_control
+from hpcjobs.agent import ASK_END_S, NodeAgent
 from hpcjobs.budget import count
 from hpcjobs.cores import Cpu
 from hpcjobs.devices import places
@@ -21,7 +25,8 @@ from hpcjobs.logical_gpu import LogicalGpu
 from hpcjobs.node import EXIT_UNFIT, run_node
 from hpcjobs.owners import process_alive
 from hpcjobs.plan import Plan, make_plan
-from hpcjobs.slurm_control import parse_time_left
+from hpcjobs.slurm_control import JobState, SlurmUnavailableError, parse_time_left
+from hpcjobs.spec import Control, control_file
 from hpcjobs.trial_files import read_curves
 
 
@@ -232,3 +237,29 @@ def test_an_array_element_is_known_by_array_and_task() -> None:
 )
 def test_the_time_left_that_squeue_prints_is_read(text: str, seconds: float | None) -> None:
     assert parse_time_left(text) == seconds
+
+
+def test_an_end_that_was_moved_counts_on_while_slurm_does_not_answer(
+    studies: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody has given the job more time. The end that its environment tells is the old one."""
+    study = studies.create("epochs", trials=1)
+    begin = time.time()
+    job = Job("17_0", "17_0", end=begin + 60)
+    agent = NodeAgent(study, make_plan(study.file), job, tmp_path, [], "token")
+
+    def end_by(answer: dict[str, JobState] | Exception, at: float) -> float | None:
+        def job_states(ids: object) -> dict[str, JobState]:
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        monkeypatch.setattr(slurm_control, "job_states", job_states)
+        agent._check_end(at)
+        return Control.read(control_file(tmp_path)).end
+
+    silent = SlurmUnavailableError("squeue: no answer")
+    assert end_by(silent, 0.0) == begin + 60, "better than nothing"
+    moved = end_by({"17_0": JobState("RUNNING", 3600.0)}, ASK_END_S)
+    assert moved is not None and moved >= begin + 3600
+    assert end_by(silent, 2 * ASK_END_S) == moved
