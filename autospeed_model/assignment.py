@@ -68,13 +68,19 @@ def _candidates(
     candidates: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The best anchors inside each box: alignment, overlap and index, each (B, chunk, K)."""
-    overlap = complete_iou(boxes.unsqueeze(2), predicted.unsqueeze(1)).clamp(min=0)  # (B, chunk, A)
+
+    def overlap_with(predicted: Tensor) -> Tensor:
+        return complete_iou(boxes.unsqueeze(2), predicted).clamp(min=0)
+
+    overlap = overlap_with(predicted.unsqueeze(1))  # (B, chunk, A)
     low, high = boxes.unsqueeze(2).split(2, dim=-1)
     inside = torch.minimum(centres - low, high - centres).amin(-1) > INSIDE
     of_class = probabilities.gather(1, labels.unsqueeze(2).expand(-1, -1, probabilities.shape[2]))
     alignment = of_class.pow(ALPHA) * overlap.pow(BETA) * (inside & real.unsqueeze(2))
     best, anchor = alignment.topk(candidates, dim=2)
-    return best, overlap.gather(2, anchor), anchor
+    # Computed again for the few that were chosen: overlaps kept for all would take as much memory as alignments.
+    chosen = predicted.gather(1, anchor.flatten(1).unsqueeze(2).expand(-1, -1, 4)).unflatten(1, anchor.shape[1:])
+    return best, overlap_with(chosen), anchor
 
 
 def _wins(overlap: Tensor, anchor: Tensor, claims: Tensor, anchors: int) -> Tensor:

@@ -118,7 +118,8 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     imported = time.monotonic() - STARTED
     data = PackedDataset(given.data)
     runtime = runtime_from(given, RuntimeOptions())
-    hyperparameters = Hyperparameters(batch_size=given.batch_size)
+    # A rate at which no training from new weights diverges: the speed does not depend on it.
+    hyperparameters = Hyperparameters(batch_size=given.batch_size, max_lr=1e-3)
     options = TrainingOptions(epochs=10**5, size=given.size)
     trainer = Trainer(data.split("train"), data.split("tune_val"), hyperparameters, options, runtime)
     first = FirstStep()
@@ -163,21 +164,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=10.0, help="end-to-end time to measure (default 10)")
     parser.add_argument("--steps", type=int, default=60, help="compute-only steps to measure (default 60)")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    parser.add_argument(
-        "--activation-memory-budget",
-        type=float,
-        default=1.0,
-        metavar="SHARE",
-        help="of the activations that a compiled step keeps; the rest is computed again (default 1, torch's own)",
-    )
     parser.add_argument("--barrier", type=Path, help="folder in which processes wait for each other")
     parser.add_argument("--processes", type=int, default=1, help="how many wait at --barrier")
     add_runtime_arguments(parser)
     given = parser.parse_args(arguments)
     prepare_process()
-    import torch._functorch.config  # late: it asks for the folder of compiled code
-
-    torch._functorch.config.activation_memory_budget = given.activation_memory_budget
     text = json.dumps(measure(given), indent=1)
     if given.json is not None:
         given.json.write_text(text + "\n")

