@@ -7,6 +7,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcjobs.errors import UserError
+
 CHECKPOINT = "checkpoint.pt"
 
 
@@ -17,7 +19,7 @@ class JobFolder:
     folder: Path
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "folder", Path(self.folder).absolute())
+        object.__setattr__(self, "folder", from_here(Path(self.folder)))
 
     @property
     def logs(self) -> Path:
@@ -119,6 +121,23 @@ class StudyPaths(JobFolder):
     @property
     def figures(self) -> Path:
         return self.results / "figures"
+
+
+def current_folder() -> Path:
+    """The working folder.
+
+    Raises:
+        UserError: somebody has removed it.
+    """
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise UserError("found no current folder: it was removed; allowed: one that exists; cd to another") from None
+
+
+def from_here(path: Path) -> Path:
+    """Absolute, like ``Path.absolute``, with the error of :func:`current_folder`."""
+    return path if path.is_absolute() else current_folder() / path
 
 
 def write_atomically(path: Path, data: bytes | str, *, durable: bool = True) -> None:

@@ -18,7 +18,7 @@ from hpcjobs.errors import UserError
 from hpcjobs.load import load_cluster, load_study, read_study_file, validate, with_overrides
 from hpcjobs.mode_choice import Choice, choose, need_of
 from hpcjobs.objective import Declaration, inspect_objective
-from hpcjobs.paths import StudyPaths
+from hpcjobs.paths import StudyPaths, current_folder, from_here
 from hpcjobs.plan import Plan, make_plan
 from hpcjobs.preflight import check_data, check_new_folder, check_writers
 from hpcjobs.search_space import check_search_space
@@ -79,12 +79,12 @@ def new_submission(options: argparse.Namespace) -> Submission:
         workers_per_node=options.workers,
         workers_per_gpu=options.workers_per_gpu,
         data=data,
-        working_folder=Path.cwd(),
+        working_folder=current_folder(),
     )
     file = StudyFile(name=name, study=study, run=run, cluster=cluster)
     plan = make_plan(file, local_cores=available_cores())
     paths = StudyPaths(absolute(options.folder) if options.folder is not None else default_folder(name))
-    for path in (paths.folder, Path.cwd(), *([data] if data else [])):
+    for path in (paths.folder, current_folder(), *([data] if data else [])):
         check_path(path)
     check_new_folder(paths, group_writable=cluster is not None and cluster.group_writable_folders)
     # inside a container the profile's python is not the login node's
@@ -183,7 +183,7 @@ def absolute(path: Path) -> Path:
         raise UserError(
             f"{path}: found no home of {path.parts[0]}; allowed: a user of this machine; ./~... for a name"
         ) from None
-    return Path(os.path.normpath(path.absolute()))
+    return Path(os.path.normpath(from_here(path)))
 
 
 def available_cores() -> int:

@@ -193,6 +193,21 @@ def test_a_mistake_ends_with_2_before_anything_is_made(
     assert everything_in(project) == before
 
 
+@pytest.mark.parametrize("command", [["submit", "--study", "search.yaml"], ["cancel", "runs/one"]])
+def test_a_current_folder_that_was_removed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    done = subprocess.run(
+        [sys.executable, "-m", f"hpcjobs.{command[0]}", *command[1:]], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr == "error: found no current folder: it was removed; allowed: one that exists; cd to another\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
