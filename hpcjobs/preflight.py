@@ -8,11 +8,15 @@ import os
 import shlex
 import shutil
 import stat
+import sys
 from collections.abc import Iterator
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from hpcjobs.errors import UserError
 from hpcjobs.paths import StudyPaths
+
+_IMPORTED_BY_JOBS = ("cloudpickle", "msgspec", "numpy", "optuna", "pydantic", "submitit", "yaml")
 
 
 def check_new_folder(paths: StudyPaths, *, group_writable: bool) -> None:
@@ -141,6 +145,22 @@ def check_data(data: Path | None, *, needed: bool) -> None:
         ) from None
     if not counts.get("train"):
         raise UserError(f"{manifest}: found no image in the split 'train' ({counts}); allowed: at least one; {how}")
+
+
+def check_shadows(folder: Path) -> None:
+    """No file in the working folder, which Python looks through first, hides a package that jobs import.
+
+    Raises:
+        UserError: one does.
+    """
+    others = [place for place in sys.path if Path(place).resolve() != folder.resolve()]
+    for name in _IMPORTED_BY_JOBS:
+        for hiding in (folder / f"{name}.py", folder / name / "__init__.py"):
+            if hiding.exists() and PathFinder.find_spec(name, others) is not None:
+                raise UserError(
+                    f"{hiding}: found a file that hides the package {name} from Python; allowed: any other name; "
+                    "rename it"
+                )
 
 
 def check_slurm(cluster_name: str) -> None:

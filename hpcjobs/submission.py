@@ -20,7 +20,7 @@ from hpcjobs.mode_choice import Choice, choose, need_of
 from hpcjobs.objective import Declaration, inspect_objective
 from hpcjobs.paths import StudyPaths, current_folder, from_here
 from hpcjobs.plan import Plan, make_plan
-from hpcjobs.preflight import check_data, check_new_folder, check_writers
+from hpcjobs.preflight import check_data, check_new_folder, check_shadows, check_writers
 from hpcjobs.search_space import check_search_space
 from hpcjobs.slurm import check_path
 from hpcjobs.throughput_table import ThroughputTable, beside_profile
@@ -86,6 +86,7 @@ def new_submission(options: argparse.Namespace) -> Submission:
     paths = StudyPaths(absolute(options.folder) if options.folder is not None else default_folder(name))
     for path in (paths.folder, current_folder(), *([data] if data else [])):
         check_path(path)
+    check_shadows(current_folder())
     check_new_folder(paths, group_writable=cluster is not None and cluster.group_writable_folders)
     # inside a container the profile's python is not the login node's
     python = cluster.python if cluster is not None and not cluster.container else None

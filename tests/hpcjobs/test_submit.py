@@ -193,6 +193,18 @@ def test_a_mistake_ends_with_2_before_anything_is_made(
     assert everything_in(project) == before
 
 
+@pytest.mark.parametrize("name", ["optuna.py", "submitit.py", "numpy/__init__.py"])
+def test_a_file_that_hides_a_package_is_told_before_anything_is_made(project: Path, name: str) -> None:
+    (project / name).parent.mkdir(exist_ok=True)
+    (project / name).write_text("import nothing_that_is_there\n")
+    command = [sys.executable, "-m", "hpcjobs.submit", "--study", "search.yaml"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    package = name.partition("/")[0].removesuffix(".py")
+    assert f"{project / name}: found a file that hides the package {package} from Python" in done.stderr
+    assert not (project / "runs").exists()
+
+
 @pytest.mark.parametrize("command", [["submit", "--study", "search.yaml"], ["cancel", "runs/one"]])
 def test_a_current_folder_that_was_removed_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
