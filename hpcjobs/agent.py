@@ -30,6 +30,7 @@ from hpcjobs.text import counted
 log = logging.getLogger("hpcjobs.node")
 
 EXIT_NO_WORKER = 4
+EXIT_NO_STUDY = 5
 TICK_S = 0.2
 START_PAUSE_S = 0.05
 # an element asks Slurm for its own end so often: an administrator may have moved it
@@ -37,6 +38,12 @@ ASK_END_S = 60.0
 # workers that stop get this long, then they are killed; Slurm's KillWait is 30 s
 GRACE_S = 20.0
 HANDED_BACK_PAUSE_S = 30.0
+# an editor may write study.yaml anew, and it is not there for a moment
+ABSENCE_S = 1.0
+
+
+class StudyGoneError(RuntimeError):
+    """The study's folder was moved or removed: whatever is written would make another one in its place."""
 
 
 def new_report(job: Job, token: str) -> NodeReport:
@@ -72,6 +79,7 @@ class NodeAgent:
         self._last_beat = -BEAT_S
         self.wants_requeue = False  # known once run() has returned
         self._replaced = False
+        self._gone = False
         self._unrecovered: list[Ending] = []
         self._left = 1  # trials that have not ended, as of the last beat
         self.report = new_report(job, token)
@@ -81,7 +89,7 @@ class NodeAgent:
         self._pressure = PressureLog(os.sched_getaffinity(0), vendor, has_gpus=self.report.gpus > 0)
 
     def run(self) -> int:
-        """Returns the exit code: 0, or 4 if no worker could go on although there is work."""
+        """Returns the exit code: 0, 4 if no worker could go on although there is work, 5 if the study has gone."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
             signal.signal(number, self._on_signal)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal that submitted may close
@@ -93,11 +101,15 @@ class NodeAgent:
                 if self._stopped_at is None and self._left:
                     start_due(self._steps, at_once, START_PAUSE_S, time.sleep)
                 time.sleep(TICK_S)
+        except StudyGoneError as error:
+            log.error("%s", error)
+            self._gone = True
         finally:
             for step in self._steps:
                 step.kill()
-            self._guardian.release()
-        return self._end()
+            if not self._gone:
+                self._guardian.release()
+        return EXIT_NO_STUDY if self._gone else self._end()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signal = signal.Signals(number).name
@@ -109,6 +121,7 @@ class NodeAgent:
             step.look()
         if now - self._last_beat >= BEAT_S:
             self._last_beat = now
+            self._check_study()
             if self._is_replaced():
                 return False
             self._left = trials_left(self._study)
@@ -127,6 +140,16 @@ class NodeAgent:
             return True
         pending = any(step.state == "pending" for step in self._steps)
         return self._stopped_at is None and pending and self._left > 0
+
+    def _check_study(self) -> None:
+        config = self._study.paths.config
+        if not config.exists():
+            time.sleep(ABSENCE_S)
+            if not config.exists():
+                raise StudyGoneError(
+                    f"{config} is gone: this node ends, and its trials can go on from their checkpoints. Where the "
+                    "study's folder was moved: python -m hpcjobs.submit --resume FOLDER, with its new name"
+                )
 
     def _is_replaced(self) -> bool:
         """Whether Slurm has given this element to another node, while this one stood still or was cut off."""
@@ -194,6 +217,8 @@ class NodeAgent:
     def _reap(self) -> None:
         endings, self._unrecovered = self._unrecovered, []
         endings += [ending for step in self._steps if (ending := step.reap()) is not None]
+        if endings:
+            self._check_study()
         for ending in endings:
             self._recover(ending)
         if self._stopped_at is None and not any(step.live or step.state == "pending" for step in self._steps):

@@ -28,7 +28,7 @@ def append_to_curves(file: Path, trial: int, step: int, value: float, figures: M
 
     The line break comes first: a line that a full disk or a kill cuts short spoils no other one.
     """
-    file.parent.mkdir(parents=True, exist_ok=True)
+    file.parent.mkdir(exist_ok=True)  # of a study that was moved meanwhile nothing is made anew
     with file.open("ab") as curves:
         curves.write(b"\n" + json.dumps({**figures, "trial": trial, "step": step, "value": value}).encode())
 

@@ -24,9 +24,11 @@ from hpcjobs.load import load_cluster, write_study_file
 from hpcjobs.logical_gpu import LogicalGpu
 from hpcjobs.node import EXIT_UNFIT, run_node
 from hpcjobs.owners import process_alive
+from hpcjobs.paths import StudyPaths
 from hpcjobs.plan import Plan, make_plan
 from hpcjobs.slurm_control import JobState, SlurmUnavailableError, parse_time_left
 from hpcjobs.spec import Control, control_file
+from hpcjobs.study import open_study
 from hpcjobs.trial_files import read_curves
 
 
@@ -138,6 +140,22 @@ def test_an_agent_whose_element_runs_elsewhere_meanwhile_leaves_and_touches_noth
     studies.wait_for(has_left)
     assert read_nodes(study.paths)[0].agent == "a later run"
     assert not any(process_alive(worker.pid, worker.start) for worker in mine.workers)
+
+
+def test_a_study_that_is_moved_while_it_runs_ends_leaves_nothing_behind_and_can_go_on(studies: Any) -> None:
+    study = studies.create("held_epochs", trials=2)
+    studies.launch(study)
+    mine = studies.wait_for(lambda: busy(study))
+    here, there = study.paths.folder, study.paths.folder.with_name("moved")
+    here.rename(there)
+    studies.wait_for(lambda: not process_alive(mine.pid, mine.start))
+    assert not any(process_alive(worker.pid, worker.start) for worker in mine.workers)
+    assert not here.exists()
+    moved = open_study(StudyPaths(there))
+    assert f"{study.paths.config} is gone: this node ends" in moved.paths.node_log(mine.element).read_text()
+    studies.let_go(moved)
+    studies.launch(moved)
+    studies.wait_for(lambda: count(moved).completed == 2)
 
 
 def test_two_agents_share_one_study_without_overshooting(studies: Any) -> None:
