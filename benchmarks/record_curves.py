@@ -137,12 +137,19 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
+def end_last_line(path: Path) -> None:
+    """A line that was cut short must not take the next one with it."""
+    content = path.read_bytes() if path.exists() else b""
+    if content and not content.endswith(b"\n"):
+        with path.open("ab") as file:
+            file.write(b"\n")
+
+
 def append(path: Path, row: Row) -> None:
-    """Add a line in one write, so that processes need no lock that a dying one could keep. The line break comes first:
-    what was cut short before spoils no other line."""
+    """Add a line in one write, so that processes need no lock that a dying one could keep."""
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        os.write(handle, ("\n" + json.dumps(row)).encode())
+        os.write(handle, (json.dumps(row) + "\n").encode())
     finally:
         os.close(handle)
 
@@ -251,6 +258,7 @@ def main(arguments: list[str] | None = None) -> int:
     space, fixed = read_study(given.study)
     given.fixed = fixed | dict(setting.split("=", 1) for setting in given.set)
     given.out.parent.mkdir(parents=True, exist_ok=True)
+    end_last_line(given.out)
     given.recorded = {row["number"] for row in read_rows(given.out)}
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     end_with_parent_on_sigterm()

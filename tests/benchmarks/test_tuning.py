@@ -73,9 +73,12 @@ def test_the_study_is_one_that_submit_takes() -> None:
 def test_a_line_that_was_cut_short_costs_no_other_one(tmp_path: Path) -> None:
     path = tmp_path / "curves.jsonl"
     record_curves.append(path, {"number": 0})
-    path.write_text(path.read_text() + '\n{"number": 1, "map": [0.')
+    record_curves.end_last_line(path)
+    path.write_text(path.read_text() + '{"number": 1, "map": [0.')
+    record_curves.end_last_line(path)
     record_curves.append(path, {"number": 2})
     assert [row["number"] for row in record_curves.read_rows(path)] == [0, 2]
+    assert len(path.read_text().splitlines()) == 3
     assert record_curves.read_rows(tmp_path / "none") == []
 
 
