@@ -89,7 +89,8 @@ def open_study(paths: StudyPaths, checked: StudyFile | None = None) -> OpenStudy
     """Open the study of a folder. ``checked``: its file, if that was read, and compared with the journal, before.
 
     Raises:
-        UserError: if the folder is missing or is no study, its journal holds none, or what it searches was changed.
+        UserError: if the folder is missing or is no study, its journal holds none or none of its trials, or what it
+            searches was changed.
     """
     file = checked or _read(paths)
     if not paths.journal.is_file():
@@ -98,9 +99,15 @@ def open_study(paths: StudyPaths, checked: StudyFile | None = None) -> OpenStudy
     studies = storage.get_all_studies()
     if not studies:
         raise UserError(f"{paths.journal}: holds no study. Submit the study anew in another folder.")
+    study = OpenStudy(paths, file, storage, studies[0]._study_id, studies[0].study_name)
+    if not study.trials():
+        raise UserError(
+            f"{paths.journal}: holds a study without trials: it was cut, or its submission ended in the midst. Bring "
+            "the journal back from a copy, or submit the study anew in another folder."
+        )
     if checked is None:
-        _check_unchanged(paths, file, storage.get_study_user_attrs(studies[0]._study_id).get(_SETTINGS))
-    return OpenStudy(paths, file, storage, studies[0]._study_id, studies[0].study_name)
+        _check_unchanged(paths, file, storage.get_study_user_attrs(study.study_id).get(_SETTINGS))
+    return study
 
 
 def _read(paths: StudyPaths) -> StudyFile:

@@ -101,6 +101,15 @@ def test_a_study_whose_settings_were_changed_is_refused(change: dict[str, Any], 
         open_study(study.paths)
 
 
+@pytest.mark.parametrize("records", [1, 2])
+def test_a_journal_that_was_cut_before_its_first_trial_is_refused(records: int, studies: Any) -> None:
+    paths = studies.create("quadratic").paths
+    lines = paths.journal.read_bytes().splitlines(keepends=True)
+    paths.journal.write_bytes(b"".join(lines[:records]))
+    with pytest.raises(UserError, match="holds a study without trials: it was cut"):
+        open_study(paths)
+
+
 def test_a_folder_that_is_no_study_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"study\.yaml"):
         open_study(StudyPaths(tmp_path))
@@ -271,11 +280,12 @@ def test_what_is_left_of_the_budget_is_known_without_a_look_at_ended_trials(
         study.study_id, optuna.trial.create_trial(state=TrialState.WAITING, system_attrs=history)
     )
     assert count(study).left == 3
+    anew = open_study(study.paths)
     asked: list[Any] = []
     real = OpenStudy.trials
     monkeypatch.setattr(OpenStudy, "trials", lambda study, states=None: asked.append(states) or real(study, states))
     assert trials_left(study) == 3
-    assert trials_left(open_study(study.paths)) == 3
+    assert trials_left(anew) == 3
     assert set(asked) == {(TrialState.RUNNING, TrialState.WAITING)}
 
 
