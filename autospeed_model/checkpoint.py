@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pickle
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -49,16 +51,18 @@ def load(path: Path, *kinds: str) -> dict[str, Any]:
     :raises UserError: when there is none, it is damaged, or of another kind or version.
     """
     try:
-        with path.open("rb") as file:
-            whole = zipfile.is_zipfile(file)  # its directory stands at the end
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()  # PyTorch reads over the checksums
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    if not whole:
-        raise UserError(f"{path}: not a checkpoint of this program, or not all of one")
-    try:
+    except (zipfile.BadZipFile, zlib.error, EOFError, LookupError, ValueError, RuntimeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # that is a place outside the file
+            raise
+        raise UserError(f"{path}: not a checkpoint of this program, or not all of one") from None
+    if damaged is not None:
+        raise UserError(f"{path}: damaged: the checksum of {damaged} is wrong")
+    with reading(path):
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise UserError(f"{path}: not a checkpoint of this program ({str(error).splitlines()[0]})") from error
     found = content.get("format") if isinstance(content, dict) else None
     if found not in kinds:
         raise UserError(f"{path}: its format is {found!r}; needed is {' or '.join(kinds)}")
@@ -77,8 +81,8 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        what = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, pickle.UnpicklingError) as error:
+        what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         raise UserError(f"{path}: not a checkpoint of this program, or a damaged one ({what})") from error
 
 

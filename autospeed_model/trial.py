@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+from autospeed_model.errors import UserError
 from autospeed_model.hyperparameters import Hyperparameters, RuntimeOptions, TrainingOptions
 from autospeed_model.objective import Context
 from autospeed_model.packed import PackedDataset
 from autospeed_model.runtime import Runtime
 from autospeed_model.trainer import Callback, Record, Trainer
+
+log = logging.getLogger("autospeed_model")
 
 CHECKPOINT_S = 300.0  # at most so much work is lost with a node
 FIGURES = ("precision", "recall", "map50", "images_per_s")
@@ -21,15 +26,35 @@ def run_trial(
     """Train, or go on training, on the dataset in ``folder``; returns the last epoch's mAP."""
     data = PackedDataset(folder)
     where = Runtime.of(runtime, context.device)
-    trainer = Trainer(data.split("train"), data.split("tune_val"), hyperparameters, options, where)
-    if context.checkpoint.exists():
-        trainer.restore(context.checkpoint)
-        if trainer.history:
-            # The run before may have ended between saving and reporting.
-            _report(context, trainer.history[-1])
+
+    def begin() -> Trainer:
+        return Trainer(data.split("train"), data.split("tune_val"), hyperparameters, options, where)
+
+    trainer = begin_or_go_on(begin, context.checkpoint)
+    if trainer.history:
+        # The run before may have ended between saving and reporting.
+        _report(context, trainer.history[-1])
     if not trainer.finished:
         trainer.fit(TrialCallback(context))
     return trainer.history[-1]["map"]
+
+
+def begin_or_go_on(begin: Callable[[], Trainer], path: Path) -> Trainer:
+    """The trainer as it was saved at ``path``, or a new one: a trial is worth more than its checkpoint.
+
+    What cannot be gone on from (damaged, of another trial, another dataset or an older version) is told in the log,
+    and the next save replaces it.
+    """
+    trainer = begin()
+    if not path.exists():
+        return trainer
+    try:
+        trainer.restore(path)
+        return trainer
+    except UserError as error:
+        log.warning("the training begins anew: %s", error)
+    del trainer  # half restored, and there is memory for one only
+    return begin()
 
 
 class TrialCallback(Callback):

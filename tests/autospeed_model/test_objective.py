@@ -90,6 +90,25 @@ def test_a_report_that_was_lost_after_the_checkpoint_is_made_up_for(squares_fold
     assert second.reports == first.reports[-1:]
 
 
+@pytest.mark.parametrize("damage", ["cut", "other trial"])
+def test_a_trial_begins_anew_where_its_checkpoint_is_of_no_use(
+    squares_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    context = Context(tmp_path, squares_folder, epochs=1)
+    value = train_trial(PARAMS, context)
+    assert "begins anew" not in caplog.text
+    first, saved = weights(context), checkpoint.load(context.checkpoint, checkpoint.TRAINING)
+    if damage == "cut":
+        context.checkpoint.write_bytes(context.checkpoint.read_bytes()[:-1000])
+    else:
+        saved["hyperparameters"]["momentum"] = 0.5
+        checkpoint.save(context.checkpoint, checkpoint.TRAINING, saved)
+    assert train_trial(PARAMS, context) == value
+    assert f"the training begins anew: {context.checkpoint}: " in caplog.text
+    second = weights(context)
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+
+
 def test_a_trial_whose_weights_diverge_says_so(
     squares_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
