@@ -37,7 +37,6 @@ START_PAUSE_S = 0.05
 ASK_END_S = 60.0
 # workers that stop get this long, then they are killed; Slurm's KillWait is 30 s
 GRACE_S = 20.0
-HANDED_BACK_PAUSE_S = 30.0
 # an editor may write study.yaml anew, and it is not there for a moment
 ABSENCE_S = 1.0
 
@@ -221,14 +220,11 @@ class NodeAgent:
             self._check_study()
         for ending in endings:
             self._recover(ending)
-        if self._stopped_at is None and not any(step.live or step.state == "pending" for step in self._steps):
-            # Slurm signals all steps and not this process when the job is to end
-            if any(step.state == "handed back" for step in self._steps) and trials_left(self._study):
-                self._stop("the workers were told to stop")
-        elif self._stopped_at is None:
-            for step in self._steps:
-                if step.state == "handed back":
-                    step.restart(HANDED_BACK_PAUSE_S)
+        if self._stopped_at is not None or any(step.live or step.state == "pending" for step in self._steps):
+            return
+        # Slurm signals all steps and not this process when the job is to end; each takes its own time to stop
+        if any(step.state == "handed back" for step in self._steps) and trials_left(self._study):
+            self._stop("the workers were told to stop")
 
     def _recover(self, ending: Ending) -> None:
         names = {EXIT_HANDED_BACK: "stopped", EXIT_DEVICE_FAULT: "device fault", EXIT_UNUSABLE: "cannot run trials"}

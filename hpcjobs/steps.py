@@ -29,6 +29,8 @@ LONGEST_PAUSE_S = 10.0
 SRUN_FAILED = 1
 # where steps were created before, none may be for so long: Slurm's controller is away, say, and comes back
 NO_STEP_S = 1800.0
+# a worker that handed back unasked begins again after so long, if the others go on
+HANDED_BACK_PAUSE_S = 30.0
 # a worker whose status has not changed for so long is taken for hung, and killed
 HUNG_S = 600.0
 STARTING_S = 300.0
@@ -102,7 +104,7 @@ class Step:
         return self.live and self.status is None and time.monotonic() - self._started < SLOW_START_S
 
     def due(self) -> bool:
-        return self.state == "pending" and time.monotonic() >= self._due
+        return self.state in ("pending", "handed back") and time.monotonic() >= self._due
 
     def start(self) -> None:
         """Start the process under a new token, so that what its predecessor left is never taken for its own."""
@@ -190,7 +192,7 @@ class Step:
         if ending.code == EXIT_DONE:
             self.state = "done"
         elif ending.code == EXIT_HANDED_BACK:
-            self.state = "handed back"
+            self.state, self._due = "handed back", time.monotonic() + HANDED_BACK_PAUSE_S
         elif ending.code == EXIT_DEVICE_FAULT:
             self._device_faults += 1
             if self._device_faults >= MOST_DEVICE_FAULTS:

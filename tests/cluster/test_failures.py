@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpcjobs.failures import FailureClass
+from hpcjobs.heartbeat import read_nodes
 from tests.cluster.chaos import faults
 from tests.cluster.chaos.checker import check
 from tests.cluster.chaos.ledger import RUNNING, WAITING
@@ -114,3 +115,14 @@ def test_a_cancelled_study_hands_back_and_goes_on_when_it_is_resumed(begin: Call
     assert any(trial.reports for trial in world.ledger.left), "trials keep their reports"
     world.submit("--resume", str(world.paths.folder), "--nodes", "2")
     finish(world)
+
+
+def test_a_job_whose_steps_were_told_to_stop_is_queued_again_and_goes_on(begin: Callable[..., World]) -> None:
+    """As before a time limit: Slurm tells the steps alone, and each of them takes its own time."""
+    world = begin(2, nodes=1, step_s=0.6)
+    begun(world)
+    (agent,) = world.agents()
+    world.cluster.run("scancel", "--signal=USR2", agent.element.partition("_")[0])
+    wait_until(lambda: any(report.run == 1 for report in read_nodes(world.paths)), "the element to run again")
+    finish(world)
+    assert not [trial for trial in world.ledger.trials if trial.history], "they were handed back in order"

@@ -17,7 +17,7 @@ from hpcjobs.agent import ASK_END_S, NodeAgent
 from hpcjobs.budget import count
 from hpcjobs.cores import Cpu
 from hpcjobs.devices import places
-from hpcjobs.heartbeat import NodeReport, read_nodes
+from hpcjobs.heartbeat import NodeReport, WorkerStatus, read_nodes
 from hpcjobs.job import Job
 from hpcjobs.launch import request_cancel
 from hpcjobs.load import load_cluster, write_study_file
@@ -281,3 +281,38 @@ def test_an_end_that_was_moved_counts_on_while_slurm_does_not_answer(
     moved = end_by({"17_0": JobState("RUNNING", 3600.0)}, ASK_END_S)
     assert moved is not None and moved >= begin + 3600
     assert end_by(silent, 2 * ASK_END_S) == moved
+
+
+class ToldToStop:
+    """A worker that Slurm has told to stop. It takes so many rounds of the agent for that."""
+
+    def __init__(self, rounds: int) -> None:
+        self.state, self.live, self.starting, self.rounds = "live", True, False, rounds
+
+    def reap(self) -> None:
+        self.rounds -= 1
+        if self.live and self.rounds < 0:
+            self.live, self.state = False, "handed back"
+
+    def look(self) -> None:
+        pass
+
+    kill = look
+
+    def due(self) -> bool:
+        return False
+
+    def restart(self, after_s: float) -> None:
+        self.state = "pending"
+
+    def report(self) -> WorkerStatus:
+        return WorkerStatus(0, "t", 0, "")
+
+
+def test_a_node_whose_workers_stop_one_after_the_other_ends(studies: Any, tmp_path: Path) -> None:
+    """Slurm has told all of them, and not the agent, so that the job is about to end."""
+    study = studies.create("epochs", trials=2)
+    steps: list[Any] = [ToldToStop(0), ToldToStop(3)]
+    agent = NodeAgent(study, make_plan(study.file), Job("host_1", None), tmp_path, steps, "token")
+    assert agent.run() == 0
+    assert agent.report.message == "the workers were told to stop"

@@ -10,6 +10,7 @@ import pytest
 
 from hpcjobs import steps
 from hpcjobs.devices import Place
+from hpcjobs.failures import EXIT_HANDED_BACK
 from hpcjobs.owners import process_start
 from hpcjobs.spec import WorkerSpec, control_file, status_file
 from hpcjobs.steps import Step, start_due
@@ -151,3 +152,14 @@ def test_a_command_that_is_not_on_the_node_leaves_its_worker_out_at_once(tmp_pat
     start_due([step], 1, 0.0, lambda seconds: None)
     assert step.state == "out"
     assert step.message == "srun-that-is-not-here was not found on this node; correct PATH in the profile's setup"
+
+
+def test_a_worker_that_handed_back_begins_again_after_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = silent_step(tmp_path, 0, [sys.executable, "-c", f"import sys; sys.exit({EXIT_HANDED_BACK})"])
+    step.start()
+    wait_for(lambda: step.reap() is not None)
+    assert step.state == "handed back" and not step.due()
+    monkeypatch.setattr(steps, "HANDED_BACK_PAUSE_S", 0.0)
+    step.start()
+    wait_for(lambda: step.reap() is not None)
+    assert step.due()
