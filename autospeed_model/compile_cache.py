@@ -16,6 +16,7 @@ import hashlib
 import logging
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,10 +39,10 @@ _made: dict[str, Callable[..., Any]] = {}
 
 
 def cache_key(*shape: object) -> str:
-    """A name for what is compiled: PyTorch and its backend, the device, our source, and ``shape``."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    release = torch.__version__, torch.version.cuda, torch.version.hip
-    digest = hashlib.sha256(repr((*release, device, ACTIVATION_MEMORY_BUDGET, shape)).encode())
+    """A name for what is compiled: Python, PyTorch and its backend, the devices, our source, and ``shape``."""
+    release = sys.version_info[:2], torch.__version__, torch.version.cuda, torch.version.hip
+    devices = torch.backends.cpu.get_cpu_capability(), torch.cuda.is_available() and torch.cuda.get_device_name()
+    digest = hashlib.sha256(repr((release, devices, ACTIVATION_MEMORY_BUDGET, shape)).encode())
     for name in SOURCES:
         digest.update((Path(__file__).parent / f"{name}.py").read_bytes())
     return digest.hexdigest()[:20]

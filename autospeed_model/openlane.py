@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
+import stat
 import struct
 import tarfile
 import zipfile
@@ -76,7 +78,8 @@ def take_inventory(source: Path, report: Report) -> Inventory:
     inventory = Inventory()
     for path in _walk(source):
         name = path.relative_to(source).as_posix()
-        if not path.is_file():
+        status = _status_of_file(path)
+        if status is None:
             report.add("no_file", name)
             continue
         if name.endswith(_COMPRESSED):
@@ -87,12 +90,22 @@ def take_inventory(source: Path, report: Report) -> Inventory:
         else:
             found = int(_add(inventory, name, Member(str(path), "file", 0, 0), report))
         if found:
-            status = path.stat()
             inventory.files.append(f"{name} {status.st_size} {status.st_mtime_ns}")
         else:
             inventory.others[path.suffix or path.name] += 1
     _check(source, inventory)
     return inventory
+
+
+def _status_of_file(path: Path) -> os.stat_result | None:
+    """One call for each file: a dataset has hundreds of thousands. None: a pipe, say, or a link that leads nowhere."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return None
+        raise
+    return status if stat.S_ISREG(status.st_mode) else None
 
 
 def _walk(source: Path) -> Iterator[Path]:
