@@ -235,7 +235,8 @@ class Painter:
 
     def _paint_roadside(self, image: np.ndarray, frame: int, thing: tuple[float, ...]) -> None:
         distance, side, slot, edge = thing
-        rng = np.random.default_rng((*self.scene.seed, 2, int(slot), int(side) + 1))
+        # a slot behind the start of the segment has a negative number, which no seed may have
+        rng = np.random.default_rng((*self.scene.seed, 2, int(slot) % 2**32, int(side) + 1))
         bend = float(self.scene.bend(frame, np.array(distance)))
         place = self.scene.place
         if place == "urban" and rng.random() < 0.75:

@@ -1,6 +1,7 @@
 import json
 import tarfile
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
@@ -114,3 +115,22 @@ def test_an_object_differs_from_the_empty_road_inside_its_box(number):
         x1, y1, x2, y2 = (max(0, round(value)) for value in item.box)
         assert difference[y1:y2, x1:x2].mean() > 10
     assert difference[:50].mean() < 2
+
+
+@pytest.mark.parametrize(("seed", "place"), [((1, 0, 251), "suburb"), ((1, 0, 640), "rural")])
+def test_a_segment_that_has_hardly_travelled_is_painted(seed, place):
+    scene = make_scene(seed, 1)
+    assert scene.place == place and scene.travelled[0] < 1
+    image, _ = Painter(scene).paint(0)
+    assert image.std() > 10
+
+
+@pytest.mark.parametrize(("travelled", "slots"), [(0.5, [2**32 - 1, *range(16)]), (1.5, [*range(16)])])
+def test_what_stands_in_a_slot_of_the_roadside_stays_the_same(monkeypatch, travelled, slots):
+    """A renderer that drew these numbers otherwise would give other pictures for the same arguments."""
+    painter = Painter(replace(make_scene((1, 0, 251), 1), travelled=np.array([travelled])))
+    make, seeds = np.random.default_rng, []
+    monkeypatch.setattr(np.random, "default_rng", lambda seed: seeds.append(seed) or make(seed))
+    painter.paint(0)
+    used = {seed[3:] for seed in seeds if isinstance(seed, tuple) and seed[:4] == (1, 0, 251, 2)}
+    assert used == {(2, slot, side) for slot in slots for side in (0, 2)}
