@@ -116,12 +116,18 @@ def _launch_slurm(paths: StudyPaths, file: StudyFile, plan: Plan) -> Launched:
     executor.update_parameters(**submitit_parameters(plan, file.run.working_folder))
     ids: list[str] = []
     for elements in plan.arrays:
-        # submitit prints what sbatch said, and then raises an error with the same text
-        with contextlib.redirect_stderr(io.StringIO()) as said:
+        with refusal_told_once():
             jobs = executor.map_array(run_node, [str(paths.folder)] * elements)
-        sys.stderr.write(said.getvalue())
         ids.append(jobs[0].job_id.partition("_")[0])
     return Launched(tuple(ids), plan.nodes, True, socket.gethostname())
+
+
+@contextlib.contextmanager
+def refusal_told_once() -> Iterator[None]:
+    """Around a submission: submitit prints what sbatch said, and then raises an error with the same text."""
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        yield
+    sys.stderr.write(said.getvalue())  # warnings of a job that was accepted
 
 
 def _launch_local(paths: StudyPaths) -> Launched:

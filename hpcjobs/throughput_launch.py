@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from hpcjobs import slurm_control
 from hpcjobs.config import PartitionMode
 from hpcjobs.errors import UserError
+from hpcjobs.launch import refusal_told_once
 from hpcjobs.paths import StudyPaths, write_atomically
 from hpcjobs.slurm import agent_python, submitit_parameters
 from hpcjobs.text import counted
@@ -55,11 +57,12 @@ def submit_jobs(paths: ThroughputPaths, file: ThroughputFile) -> dict[str, str]:
         executor = submitit.SlurmExecutor(folder=paths.submitit, python=agent_python(plan))
         executor.update_parameters(**submitit_parameters(plan, file.working_folder))
         try:
-            new[name] = str(executor.submit(run_in_job, str(paths.folder), mode).job_id)
+            with refusal_told_once():
+                new[name] = str(executor.submit(run_in_job, str(paths.folder), mode).job_id)
         except (FailedJobError, FailedSubmissionError) as error:
             raise UserError(
                 f"sbatch refused the job of mode {name}: {str(error).strip()}\nThe experiment is kept; correct the "
-                f"profile and begin a new one, or go on with --resume {paths.folder}"
+                f"profile and begin a new one, or go on with --resume {shlex.quote(str(paths.folder))}"
             ) from None
         write_atomically(paths.jobs, json.dumps({**known, **new}))
     return new

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpcjobs.errors import UserError
+from hpcjobs.errors import UserError, run_entry
 from hpcjobs.throughput import main
 from hpcjobs.throughput_plan import Cell, Setup, ThroughputFile, ThroughputPaths, read_file, write_file
 from hpcjobs.throughput_table import ThroughputTable
@@ -121,6 +122,23 @@ def test_each_mode_is_a_job_with_its_constraint(folder: Path, capsys: pytest.Cap
     ]
     assert "cpx: 64 workers, 1 core each" in out and "cpx-x2: 128 workers" in out
     assert not folder.exists()
+
+
+def test_a_refusal_of_sbatch_is_told_once_and_the_experiment_is_kept(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name in ("sbatch", "srun", "sacct", "squeue"):
+        (commands / name).write_text("#!/bin/sh\necho 'sbatch: error: Invalid account' >&2\nexit 1\n")
+        (commands / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(commands), prepend=":")
+    assert run_entry(lambda: measure(folder, "measure_fake_images", "--cluster", "emulated", per_gpu="1")) == 2
+    err = capfd.readouterr().err
+    assert "sbatch refused the job of mode spx: sbatch: error: Invalid account" in err
+    assert err.count("Invalid account") == 1
+    assert f"--resume {shlex.quote(str(folder))}" in err
+    assert read_file(folder).modes
 
 
 def test_an_experiments_file_comes_back_as_it_was(tmp_path: Path) -> None:
