@@ -146,6 +146,12 @@ class StudyStorage(JournalStorage):
             self._sync_with_backend()
             return self._replay_result.next_waiting(study_id)
 
+    def last_ended(self, study_id: int) -> list[FrozenTrial]:
+        """The last completed and pruned trials by number. Quick, however many have ended. Do not change them."""
+        with self._thread_lock:
+            self._sync_with_backend()
+            return self._replay_result.last_ended(study_id)
+
     def successor(self, study_id: int, number: int) -> FrozenTrial | None:
         """The trial that continues trial ``number`` (Optuna's attribute ``retry_history``). Do not change it."""
         with self._thread_lock:

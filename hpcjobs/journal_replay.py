@@ -9,6 +9,7 @@ times text, until somebody looks at them.
 
 from __future__ import annotations
 
+import bisect
 import gc
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator
@@ -40,6 +41,8 @@ from hpcjobs.journal_trial import STATES, LazyTrial, from_template, parse_distri
 _RUNNING, _WAITING = TrialState.RUNNING, TrialState.WAITING
 _UNFINISHED = (_RUNNING, _WAITING)
 _FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+# how many trials that ended well are kept at hand
+LAST_ENDED = 20
 
 
 @contextmanager
@@ -67,6 +70,7 @@ class Replay(JournalStorageReplayResult):
         self._running: dict[int, set[int]] = defaultdict(set)
         self._waiting: dict[int, set[int]] = defaultdict(set)
         self._begun_waiting: dict[int, set[int]] = defaultdict(set)
+        self._last_ended: dict[int, list[int]] = defaultdict(list)
         self._successors: dict[int, dict[int, int]] = defaultdict(dict)
         self._known_distributions: dict[int, dict[str, BaseDistribution]] = defaultdict(dict)
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -130,6 +134,11 @@ class Replay(JournalStorageReplayResult):
         """The waiting trial to take next: the first of those that have parameters already, or else of all."""
         waiting = self._begun_waiting[study_id] or self._waiting[study_id]
         return self._by_number[study_id][min(waiting)] if waiting else None
+
+    def last_ended(self, study_id: int) -> list[FrozenTrial]:
+        """Those of the highest numbers among the completed and pruned trials, at most :data:`LAST_ENDED`, in order."""
+        trials = self._by_number[study_id]
+        return [trials[number] for number in self._last_ended[study_id]]
 
     def successor(self, study_id: int, number: int) -> FrozenTrial | None:
         """The trial that continues the trial with this number, by Optuna's attribute ``retry_history``."""
@@ -207,7 +216,7 @@ class Replay(JournalStorageReplayResult):
         self._by_number[study_id].append(trial)
         if not trial.state.is_finished():
             self._private[trial_id] = trial
-            self.note_state(study_id, trial)
+        self.note_state(study_id, trial)
         if trial._system_attrs:
             self.note_lineage(study_id, trial)
         if trial._distributions:
@@ -216,7 +225,7 @@ class Replay(JournalStorageReplayResult):
                 known.setdefault(name, distribution)
 
     def note_state(self, study_id: int, trial: FrozenTrial) -> None:
-        """Keep the sets of running and waiting trials: take in a trial of a state."""
+        """Keep the numbers of the trials of a state: take in a trial that has come to it."""
         number, state = trial._number, trial.state
         if state is _RUNNING:
             self._running[study_id].add(number)
@@ -224,6 +233,10 @@ class Replay(JournalStorageReplayResult):
             self._waiting[study_id].add(number)
             if trial._params:
                 self._begun_waiting[study_id].add(number)
+        elif state is not TrialState.FAIL:
+            last = self._last_ended[study_id]
+            bisect.insort(last, number)
+            del last[:-LAST_ENDED]
 
     def _forget_state(self, study_id: int, trial: FrozenTrial) -> None:
         """Before the state of ``trial`` changes."""

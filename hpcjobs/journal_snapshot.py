@@ -18,7 +18,7 @@ from typing import Any
 from optuna.distributions import BaseDistribution, distribution_to_json
 from optuna.study._frozen import FrozenStudy
 from optuna.study._study_direction import StudyDirection
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 
 from hpcjobs.journal_replay import Replay, no_garbage_collection
 from hpcjobs.journal_trial import STATES, LazyTrial, parse_distribution
@@ -28,7 +28,6 @@ log = logging.getLogger(__name__)
 
 _VERSION = 1
 _CHECKED_BYTES = 4096
-_UNFINISHED = {state.value for state in TrialState if not state.is_finished()}
 
 
 def snapshot_file(journal: Path) -> Path:
@@ -151,8 +150,7 @@ def _restore(worker_id_prefix: str, content: dict[str, Any]) -> Replay:
         replay._trials[trial_id] = trial
         replay._trial_id_to_study_id[trial_id] = study_id
         replay._by_number[study_id].append(trial)
-        if state in _UNFINISHED:
-            replay.note_state(study_id, trial)
+        replay.note_state(study_id, trial)
         if "retry_history" in system_attrs:
             replay.note_lineage(study_id, trial)
         if (study_id, indices) != seen:  # nearly all trials have the same ones

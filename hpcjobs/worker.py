@@ -71,6 +71,15 @@ def release_memory() -> None:
         torch.cuda.empty_cache()
 
 
+def seconds_to_checkpoint(study: OpenStudy) -> float:
+    """How long the slowest of the last trials took until it could be saved; 0 where none tells."""
+    ended = study.storage.last_ended(study.study_id)
+    timings = [(trial.user_attrs.get(RESULT) or {}).get("timing", {}) for trial in ended]
+    # an objective that polls can save at any step once it has begun; any other one needs a whole epoch
+    needed = [timing.get("first_poll_s", timing.get("first_report_s", 0.0)) for timing in timings]
+    return max(needed, default=0.0)
+
+
 class Worker:
     """The trial loop of one process."""
 
@@ -123,15 +132,9 @@ class Worker:
                 self._pulse.wait(JOURNAL_PAUSE_S)
 
     def _another_trial_fits(self) -> bool:
-        """Whether a trial begun now could still reach a checkpoint, judged by the slowest of the last trials."""
+        """Whether a trial begun now could still reach a checkpoint."""
         left = self._pulse.seconds_left()
-        if left is None:
-            return True
-        ended = self._study.trials((TrialState.COMPLETE, TrialState.PRUNED))[-20:]
-        timings = [(trial.user_attrs.get(RESULT) or {}).get("timing", {}) for trial in ended]
-        # an objective that polls can save at any step once it has begun; any other one needs a whole epoch
-        needed = [timing.get("first_poll_s", timing.get("first_report_s", 0.0)) for timing in timings]
-        return left > 1.2 * max(needed, default=0.0)
+        return left is None or left > 1.2 * seconds_to_checkpoint(self._study)
 
     def _run_trial(self, trial_id: int) -> int:
         trial = optuna.Trial(self._study.optuna_study(self._study.trial(trial_id).number), trial_id)

@@ -19,7 +19,7 @@ from optuna.trial import FrozenTrial, TrialState
 from hpcjobs import journal_snapshot
 from hpcjobs.journal import StudyStorage, open_storage
 from hpcjobs.journal_records import encode, parse_lines
-from hpcjobs.journal_replay import Replay
+from hpcjobs.journal_replay import LAST_ENDED, Replay
 from hpcjobs.journal_trial import LazyTrial
 from hpcjobs.paths import StudyPaths
 
@@ -118,6 +118,22 @@ def test_any_records_lead_to_the_state_of_optuna(log: list[dict[str, Any]], look
     stock.apply_logs(json.loads(line) for line in data.splitlines())
     assert state_of(replayed(data)) == state_of(stock)
     assert state_of(replayed(data, look)) == state_of(stock)
+
+
+def test_the_last_ended_trials_are_those_of_the_highest_numbers(tmp_path: Path) -> None:
+    storage = open_storage(StudyPaths(tmp_path))
+    study = optuna.create_study(study_name="s", storage=storage)
+    waiting = [study.ask() for _ in range(LAST_ENDED + 10)]
+    for trial in reversed(waiting[1:]):
+        state = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)[trial.number % 3]
+        study.tell(trial, 1.0 if state == TrialState.COMPLETE else None, state)
+    for number in range(LAST_ENDED):
+        ended = study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED))[-LAST_ENDED:]
+        assert storage.last_ended(study._study_id) == ended
+        # a trial that is added as it ended somewhere else
+        study.add_trial(optuna.trial.create_trial(value=float(number)))
+    storage.save_snapshot()
+    assert open_storage(StudyPaths(tmp_path)).last_ended(study._study_id) == study.trials[-LAST_ENDED:]
 
 
 @settings(max_examples=50, deadline=None)
@@ -228,6 +244,8 @@ def test_trials_by_state_are_those_of_optuna(log: list[dict[str, Any]], states: 
         waiting = stock.get_all_trials(study._study_id, (TrialState.WAITING,))
         chosen = min(waiting, key=lambda trial: (not trial.params, trial.number), default=None)
         assert replay.next_waiting(study._study_id) == chosen
+        ended = stock.get_all_trials(study._study_id, (TrialState.COMPLETE, TrialState.PRUNED))
+        assert replay.last_ended(study._study_id) == ended
 
 
 def test_worker_that_ends_a_trial_under_the_lock_writes_the_due_snapshot_after_it(

@@ -27,12 +27,14 @@ from hpcjobs.failures import (
 )
 from hpcjobs.heartbeat import read_status
 from hpcjobs.journal_lock import JournalTimeoutError
+from hpcjobs.journal_replay import LAST_ENDED
 from hpcjobs.owners import process_start
 from hpcjobs.placement import DeviceList
 from hpcjobs.recovery import recover
 from hpcjobs.spec import Control, WorkerSpec, control_file, status_file
+from hpcjobs.study import OpenStudy
 from hpcjobs.trial_files import read_curves
-from hpcjobs.worker import MOST_UNASKED
+from hpcjobs.worker import MOST_UNASKED, seconds_to_checkpoint
 
 
 def running_epoch(study: Any, trial: int = 0, epoch: int = 1) -> bool:
@@ -244,6 +246,19 @@ def test_no_trial_begins_that_could_not_reach_a_checkpoint(studies: Any) -> None
     worker = studies.worker(study, control=Control(stop_at=now + 30.0, end=now + 60.0))
     assert worker.wait(300) == EXIT_HANDED_BACK
     assert count(study).waiting == 1
+
+
+def test_the_time_to_a_checkpoint_is_known_without_a_look_at_all_ended_trials(
+    studies: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = studies.create("quadratic", trials=1)
+    assert seconds_to_checkpoint(study) == 0.0
+    timings = [{"first_report_s": 600.0}, {"first_report_s": 60.0}, {"first_poll_s": 30.0, "first_report_s": 90.0}]
+    for timing in timings + [{}] * (LAST_ENDED - 2):
+        ended = create_trial(value=1.0, user_attrs={"hpcjobs:result": {"timing": timing}})
+        study.storage.create_new_trial(study.study_id, ended)
+    monkeypatch.setattr(OpenStudy, "trials", lambda *_: pytest.fail("all trials were looked at"))
+    assert seconds_to_checkpoint(study) == 60.0
 
 
 def test_a_worker_whose_agent_is_gone_hands_back(studies: Any) -> None:
