@@ -23,6 +23,7 @@ from hpcjobs.errors import run_entry
 from hpcjobs.job import Job
 from hpcjobs.journal_client import SOCKET_VARIABLE
 from hpcjobs.journal_server import serve
+from hpcjobs.load import read_study_file
 from hpcjobs.node_folder import node_folder
 from hpcjobs.owners import node_name, process_start
 from hpcjobs.paths import StudyPaths
@@ -33,6 +34,7 @@ from hpcjobs.slurm import step_command, worker_command
 from hpcjobs.spec import WorkerSpec, control_file, status_file
 from hpcjobs.steps import Step
 from hpcjobs.study import OpenStudy, open_study
+from hpcjobs.text import counted
 
 log = logging.getLogger("hpcjobs.node")
 
@@ -51,7 +53,8 @@ def make_steps(study: OpenStudy, plan: Plan, job: Job, folder_here: Path, token:
                 f"{plan.cluster.gpus_per_node}. No trial was begun. Look at: python -m hpcjobs.partition show"
             )
         if plan.workers_by_devices and len(found) != plan.workers_per_node:
-            log.warning("%d logical GPUs: %d workers, not %d", len(gpus), len(found), plan.workers_per_node)
+            devices, workers = counted(len(gpus), "logical GPU"), counted(len(found), "worker")
+            log.warning("%s: %s, not %d", devices, workers, plan.workers_per_node)
     DeviceList.of(gpus).write(folder_here)
     write_checked(study.file, folder_here)
     write_map(study.paths.placement_file(job.element), plan.mode, gpus, found)
@@ -106,6 +109,9 @@ def run_node(folder: str, environment: dict[str, str | None] | None = None) -> i
 
     Args:
         environment: variables to set, or with None to remove, before anything looks at devices.
+
+    Raises:
+        UserError: the folder holds no study.
     """
     for name, value in (environment or {}).items():
         if value is None:
@@ -113,6 +119,7 @@ def run_node(folder: str, environment: dict[str, str | None] | None = None) -> i
         else:
             os.environ[name] = value
     paths = StudyPaths(Path(folder))
+    read_study_file(paths)  # before the log makes folders: in a place that is no study nothing is left behind
     job = Job.from_environment()
     token = secrets.token_hex(8)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -144,7 +151,8 @@ def _run(paths: StudyPaths, job: Job, folder_here: Path, token: str) -> tuple[in
     steps = make_steps(study, plan, job, folder_here, token)
     on_gpus = [step.report().device for step in steps if step.report().device]
     devices = set(on_gpus)
-    log.info("%d workers on %s", len(steps), f"{len(devices)} logical GPUs" if devices else "CPU cores alone")
+    where = counted(len(devices), "logical GPU") if devices else "CPU cores alone"
+    log.info("%s on %s", counted(len(steps), "worker"), where)
     shared = mps.shared_gpus(folder_here) if len(on_gpus) > len(devices) else contextlib.nullcontext(False)
     with shared as with_mps, _journal_server(paths, folder_here / "journal.socket"):
         if with_mps:
