@@ -15,6 +15,7 @@ from autospeed_model.hyperparameters import RuntimeOptions
 from autospeed_model.network import AutoSpeed
 from autospeed_model.packed import PackedDataset
 from autospeed_model.runtime import add_runtime_arguments, runtime_from
+from autospeed_model.text import counted
 from autospeed_model.upstream import load_upstream
 
 
@@ -54,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     # A graph would not pay for itself in one pass.
     figures = Evaluator(runtime.place(network), split, given.batch_size, runtime).run()
     text = "  ".join(f"{name} {value:.4f}" for name, value in figures.to_mapping().items())
-    Console().print(f"{given.split} ({len(split)} images)  {text}")
+    Console().print(f"{given.split} ({counted(len(split), 'image')})  {text}")
     return 0
 
 

@@ -36,6 +36,7 @@ from autospeed_model.packing import (
     write_piece,
 )
 from autospeed_model.pool import Each
+from autospeed_model.text import counted
 
 PROGRESS = "progress.jsonl"
 TUNE_SHARE = 0.2  # of the training segments, for the validation split of tuning
@@ -71,11 +72,6 @@ def split_of_segments(segments: Sequence[str], seed: int) -> dict[str, str]:
     chosen = np.random.default_rng(seed).permutation(len(ordered))[: max(1, round(TUNE_SHARE * len(ordered)))]
     held = {ordered[index] for index in chosen}
     return {segment: "tune_val" if segment in held else "train" for segment in ordered}
-
-
-def counted(number: int, noun: str) -> str:
-    """So many of it: ``1 image``, ``2 images``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 class Preparation:

@@ -27,6 +27,7 @@ from autospeed_model.errors import UserError, run_entry
 from autospeed_model.paint import Painter
 from autospeed_model.pool import spread
 from autospeed_model.scene import HEIGHT, WIDTH, Seen, make_scene
+from autospeed_model.text import counted
 
 RENDER_VERSION = 1
 QUALITY = 84  # of the JPEG files: about 150 kB each
@@ -218,8 +219,9 @@ def main(arguments: list[str] | None = None) -> int:
             building.rename(out)
         finally:
             shutil.rmtree(building, ignore_errors=True)
-        count = order.frames * (order.segments + order.validation_segments)
-        print(f"{out}: {count} images of {count // order.frames} segments in {time.monotonic() - start:.1f} s")
+        segments = order.segments + order.validation_segments
+        images = counted(order.frames * segments, "image")
+        print(f"{out}: {images} of {counted(segments, 'segment')} in {time.monotonic() - start:.1f} s")
     if options.archives is not None:
         write_archives(out, options.archives)
         print(f"{options.archives}: the same as archives")

@@ -19,6 +19,7 @@ from pathlib import Path
 from hpcjobs.amd import AmdUnavailableError, ModeError, set_mode
 from hpcjobs.cores import parse_cpu_list
 from hpcjobs.logical_gpu import PARTITIONS
+from hpcjobs.text import counted
 
 log = logging.getLogger("partition-mode")
 
@@ -76,9 +77,10 @@ def run_hook(options: argparse.Namespace, environ: Mapping[str, str]) -> None:
     begin = time.monotonic()
     devices = set_mode(mode, patience_s=options.patience)
     seconds = time.monotonic() - begin
-    log.info("mode %s on %d GPUs, %d logical GPUs, %.1f s", mode, len(devices.modes), len(devices.gpus), seconds)
+    gpus, logical = counted(len(devices.modes), "GPU"), counted(len(devices.gpus), "logical GPU")
+    log.info("mode %s on %s, %s, %.1f s", mode, gpus, logical, seconds)
     if devices.missing:
-        log.warning("%d logical GPU(s) are missing", devices.missing)
+        log.warning("%s missing", counted(devices.missing, "logical GPU"))
 
 
 def main(arguments: list[str] | None = None) -> int:

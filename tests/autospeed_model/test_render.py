@@ -66,6 +66,11 @@ def test_a_frame_does_not_depend_on_where_a_process_begins(tmp_path, monkeypatch
     assert (tmp_path / "b" / last.relative_to(tmp_path / "a")).read_bytes() == last.read_bytes()
 
 
+def test_what_was_made_is_told(tmp_path, capsys):
+    main([str(tmp_path / "out"), "--segments", "1", "--validation-segments", "0", "--frames", "1", "--jobs", "1"])
+    assert f"{tmp_path / 'out'}: 1 image of 1 segment in " in capsys.readouterr().out
+
+
 def test_archives_hold_the_same_files(rendered):
     archives = rendered.parent / "archives"
     names = ["cipo.zip", "images_training_0.tar", "images_validation_0.tar", "scene.zip"]

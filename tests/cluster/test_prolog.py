@@ -92,7 +92,7 @@ def test_busy_gpus_are_waited_for(cluster: Cluster) -> None:
 def test_the_missing_64th_device_is_logged_and_the_rest_is_used(cluster: Cluster) -> None:
     cluster.gpus("gpu1").inject(hide_last=1)
     assert "63 logical GPUs" in cluster.run("srun", *WHOLE_NODE, "--constraint=cpx", *SHOW).stdout
-    assert "WARNING 1 logical GPU(s) are missing" in cluster.at.mode_log.read_text()
+    assert "WARNING 1 logical GPU missing" in cluster.at.mode_log.read_text()
 
 
 def test_nodes_that_cannot_switch_are_drained_and_the_jobs_run_elsewhere(cluster: Cluster) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
+import logging
+import re
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcjobs.mode_hook import holds_all_gpus, requested_mode
+from hpcjobs.mode_hook import holds_all_gpus, requested_mode, run_hook
 
 ALLOWED = ["spx", "dpx", "qpx", "cpx"]
 
@@ -74,3 +79,27 @@ def test_the_answer_is_always_a_word_of_the_administrator(constraints: str, comm
 )
 def test_only_a_job_with_all_gpus_may_switch(devices: str, all_of_them: bool) -> None:
     assert holds_all_gpus(devices, 8) is all_of_them
+
+
+@pytest.mark.parametrize(
+    ("gpus", "logical", "missing", "lines"),
+    [
+        (1, 1, 0, ["mode cpx on 1 GPU, 1 logical GPU"]),
+        (1, 7, 1, ["mode cpx on 1 GPU, 7 logical GPUs", "1 logical GPU missing"]),
+        (8, 62, 2, ["mode cpx on 8 GPUs, 62 logical GPUs", "2 logical GPUs missing"]),
+    ],
+)
+def test_what_was_set_is_logged(
+    gpus: int,
+    logical: int,
+    missing: int,
+    lines: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    devices = SimpleNamespace(modes=["cpx"] * gpus, gpus=[None] * logical, missing=missing)
+    monkeypatch.setattr("hpcjobs.mode_hook.set_mode", lambda mode, patience_s: devices)
+    options = argparse.Namespace(hook="epilog", allowed="spx cpx", default="cpx", gpus=gpus, patience=1.0)
+    with caplog.at_level(logging.INFO, "partition-mode"):
+        run_hook(options, {"SLURM_JOB_GPUS": "0" if gpus == 1 else "0-7"})
+    assert [re.sub(r", [\d.]+ s$", "", message) for message in caplog.messages] == lines
