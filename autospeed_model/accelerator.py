@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import MutableMapping
 from importlib.metadata import PackageNotFoundError, version
@@ -49,21 +50,55 @@ def prepare_process(environment: MutableMapping[str, str] = os.environ) -> None:
 def node_cache(environment: MutableMapping[str, str] = os.environ) -> Path:
     """The folder for compiled code of this user and this PyTorch on this node, which exists afterwards.
 
-    :raises UserError: when it belongs to another user, who could plant code there.
+    :raises UserError: when others could plant code there.
     """
     named = environment.get(NODE_CACHE)
     temporary = environment.get("TMPDIR") or tempfile.gettempdir()
     base = Path(named) if named else Path(temporary) / f"autospeed-{os.getuid()}"
     base.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if base.stat().st_uid != os.getuid():
-        raise UserError(f"{base}: belongs to another user; set {NODE_CACHE} to a folder of your own on the node's disk")
+    _check_writers(base, f"set {NODE_CACHE} to a folder of your own on the node's disk")
     try:
         release = version("torch")
     except PackageNotFoundError:
         release = "unknown"
     folder = base / f"torch-{release}"
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    _check_writers(folder, "delete it")  # others may have made it before the base was closed to them
     return folder
+
+
+def shared_cache(environment: MutableMapping[str, str] = os.environ) -> Path | None:
+    """The folder for compiled code on the shared filesystem, which exists afterwards; None if none is named.
+
+    :raises UserError: when others could plant code there.
+    """
+    named = environment.get(SHARED_CACHE)
+    if not named:
+        return None
+    folder = Path(named)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_writers(folder, f"set {SHARED_CACHE} to a folder of your own")
+    return folder
+
+
+def _check_writers(folder: Path, remedy: str) -> None:
+    """Refuse a folder in which others could place files: what lies there is run as code.
+
+    On the way to it, where everybody can write, only the sticky bit keeps them from exchanging it.
+    """
+    link, found = folder.lstat(), folder.stat()
+    if {link.st_uid, found.st_uid} != {os.getuid()}:
+        raise UserError(f"{folder}: belongs to another user, but compiled code is loaded from it; {remedy}")
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UserError(
+            f"{folder}: others can write to it (mode {mode:o}), but compiled code is loaded from it; allowed: a folder "
+            f"that only you can change; chmod go-w {folder}, or {remedy}"
+        )
+    for place in folder.resolve().parents:
+        mode = stat.S_IMODE(place.stat().st_mode)
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise UserError(f"{place}: everybody can exchange what is in it (mode {mode:o}), {folder} too; {remedy}")
 
 
 def _copy_tuned_database(environment: MutableMapping[str, str]) -> None:

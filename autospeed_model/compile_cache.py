@@ -17,6 +17,8 @@ import logging
 import os
 import shutil
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +26,7 @@ from typing import Any
 
 import torch
 
-from autospeed_model.accelerator import SHARED_CACHE, node_cache
+from autospeed_model.accelerator import node_cache, shared_cache
 
 log = logging.getLogger("autospeed_model")
 
@@ -33,6 +35,8 @@ SOURCES = ("assignment", "augment", "iou", "layers", "loss", "network", "step")
 # Of the memory that a step's activations would take: below 1, PyTorch computes cheap ones again in the backward pass.
 # With so much it drops what is elementwise and computes no convolution twice; no cost in time was seen.
 ACTIVATION_MEMORY_BUDGET = 0.7
+# After so long compilation ahead of time is tried again: a full disk may have been what it failed for.
+REFUSAL_SECONDS = 24 * 3600
 
 # What this process has compiled or loaded, by key.
 _made: dict[str, Callable[..., Any]] = {}
@@ -40,8 +44,12 @@ _made: dict[str, Callable[..., Any]] = {}
 
 def cache_key(*shape: object) -> str:
     """A name for what is compiled: Python, PyTorch and its backend, the devices, our source, and ``shape``."""
-    release = sys.version_info[:2], torch.__version__, torch.version.cuda, torch.version.hip
-    devices = torch.backends.cpu.get_cpu_capability(), torch.cuda.is_available() and torch.cuda.get_device_name()
+    release = sys.version_info[:3], torch.__version__, torch.version.cuda, torch.version.hip
+    devices = [torch.backends.cpu.get_cpu_capability()]
+    if torch.cuda.is_available():
+        # AMD GPUs of two architectures may have the same name.
+        architecture = getattr(torch.cuda.get_device_properties(), "gcnArchName", "")
+        devices += torch.cuda.get_device_name(), architecture
     digest = hashlib.sha256(repr((release, devices, ACTIVATION_MEMORY_BUDGET, shape)).encode())
     for name in SOURCES:
         digest.update((Path(__file__).parent / f"{name}.py").read_bytes())
@@ -79,18 +87,18 @@ def _traced(function: Callable[..., Any]) -> Callable[..., Any]:
 def _ahead_of_time(function: Callable[..., Any], arguments: tuple[Any, ...], key: str) -> Callable[..., Any] | None:
     """The code of the node's file, which the first process makes. None where this PyTorch cannot."""
     file, refused = (node_cache() / f"{key}.{kind}" for kind in ("code", "refused"))
-    if refused.exists() or not _can_compile_ahead_of_time():
+    if _is_recent(refused) or not _can_compile_ahead_of_time():
         return None
     with contextlib.ExitStack() as stack:
         code = _load(file)
         if code is None:
             stack.enter_context(_alone(key))
             code = _load(file)
+        if code is not None or _is_recent(refused):
+            return code
         shared = _shared(f"{key}.code")
-        if code is None and shared is not None and shared.exists():
+        if shared is not None and (code := _load(shared)) is not None:
             _copy(shared, file)
-            code = _load(file)
-        if code is not None or refused.exists():
             return code
         log.info("compiling; later processes find the code in %s", file.parent)
         try:
@@ -102,14 +110,24 @@ def _ahead_of_time(function: Callable[..., Any], arguments: tuple[Any, ...], key
             refused.touch()
             return None
         try:
-            partial = _partial(file)
-            code.save_compiled_function(str(partial))
-            partial.replace(file)
+            with _new(file) as partial:
+                code.save_compiled_function(str(partial))
+        except OSError as error:
+            _unusable(file, error)
+        except Exception as error:  # noqa: BLE001  # as above
+            log.warning("what was compiled cannot be kept, so every other process traces for itself: %s", error)
+            refused.touch()
+        else:
             if shared is not None:
                 _copy(file, shared)
-        except OSError as error:
-            log.warning("what was compiled cannot be kept, so other processes compile again: %s", error)
         return code  # type: ignore[no-any-return]
+
+
+def _is_recent(mark: Path) -> bool:
+    try:
+        return time.time() - mark.stat().st_mtime < REFUSAL_SECONDS
+    except FileNotFoundError:
+        return False
 
 
 def _can_compile_ahead_of_time() -> bool:
@@ -162,17 +180,15 @@ def first_compilation(key: str) -> Iterator[None]:
             yield
             return
         artifacts = _shared(f"{key}.bin")
-        if artifacts is not None and artifacts.exists():
-            torch.compiler.load_cache_artifacts(artifacts.read_bytes())
+        found = None if artifacts is None else _read(artifacts)
+        if found is not None and torch.compiler.load_cache_artifacts(found) is not None:
             yield
         else:
             log.info("compiling; later processes find the code in %s", done.parent)
             yield
             made = torch.compiler.save_cache_artifacts()
             if artifacts is not None and made is not None:
-                partial = _partial(artifacts)
-                partial.write_bytes(made[0])
-                partial.replace(artifacts)
+                _write(artifacts, made[0])
         done.touch()
 
 
@@ -180,21 +196,62 @@ def first_compilation(key: str) -> Iterator[None]:
 def _alone(key: str) -> Iterator[None]:
     """One process of the node at a time. Whoever dies lets the next one in, since the kernel drops its lock."""
     with (node_cache() / f"{key}.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            log.warning("%s: no lock there, so processes may compile the same at once: %s", lock.name, error)
         yield
 
 
 def _shared(name: str) -> Path | None:
-    folder = os.environ.get(SHARED_CACHE)
-    return Path(folder) / name if folder else None
+    """A file of the shared folder. None if no folder is named, or it cannot be reached."""
+    try:
+        folder = shared_cache()
+    except OSError as error:
+        _unusable(error.filename, error)
+        return None
+    return None if folder is None else folder / name
 
 
 def _copy(source: Path, target: Path) -> None:
-    partial = _partial(target)
-    shutil.copyfile(source, partial)
-    partial.replace(target)
+    content = _read(source)
+    if content is not None:
+        _write(target, content)
 
 
-def _partial(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        _unusable(path, error)
+        return None
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        with _new(path) as partial:
+            partial.write_bytes(content)
+    except OSError as error:
+        _unusable(path, error)
+
+
+def _unusable(path: object, error: OSError) -> None:
+    """Training goes on without what only saves time."""
+    log.warning("%s: of no use for compiled code, which other processes may have to make again: %s", path, error)
+
+
+@contextmanager
+def _new(path: Path) -> Iterator[Path]:
+    """A file that takes the place of ``path`` once it is whole.
+
+    It is made in a folder of its own. Such folders that killed processes of this node have left are removed.
+    """
+    prefix = f".{path.name}.{os.uname().nodename}."
+    for left in path.parent.glob(f"{prefix}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=path.parent, ignore_cleanup_errors=True) as folder:
+        partial = Path(folder) / path.name
+        yield partial
+        partial.replace(path)

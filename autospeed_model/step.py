@@ -86,10 +86,18 @@ class TrainingStep:
         self._ready = True
 
     def _key(self) -> str:
-        """Names all that :func:`losses` depends on when it is traced."""
-        images, boxes, _ = self._batch
-        shapes = str(images.device), tuple(images.shape), images.dtype, images.stride(), tuple(boxes.shape)
-        return cache_key(*shapes, self.network.size, self.network.classes, self.runtime.channels_last)
+        """Names all that :func:`losses` depends on when it is traced, since nothing checks later whether it suits."""
+        modules = self.network, self.loss
+        tensors = *self._batch, *(value for part in modules for value in (*part.parameters(), *part.buffers()))
+        described = [(str(t.device), t.dtype, tuple(t.shape), t.stride(), t.requires_grad) for t in tensors]
+        training = [module.training for part in modules for module in part.modules()]
+        modes = (
+            torch.is_autocast_enabled(self.runtime.kind),
+            torch.get_autocast_dtype(self.runtime.kind),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.get_float32_matmul_precision(),
+        )
+        return cache_key(described, training, modes, [repr(part) for part in modules])
 
     def update(self, rate: float) -> None:
         """Change the weights by the gathered gradients, let their average follow, and start over."""

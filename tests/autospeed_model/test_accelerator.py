@@ -1,11 +1,20 @@
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from autospeed_model.accelerator import NODE_CACHE, SWITCHES, TUNED_MIOPEN, node_cache, prepare_process
+from autospeed_model.accelerator import (
+    NODE_CACHE,
+    SHARED_CACHE,
+    SWITCHES,
+    TUNED_MIOPEN,
+    node_cache,
+    prepare_process,
+    shared_cache,
+)
 from autospeed_model.errors import UserError
 
 
@@ -33,6 +42,20 @@ def test_another_users_folder_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     with pytest.raises(UserError, match="belongs to another user"):
         node_cache(environment(tmp_path))
+
+
+def test_folders_of_compiled_code_that_others_can_write_to_are_refused(tmp_path: Path) -> None:
+    found = environment(tmp_path, **{SHARED_CACHE: str(tmp_path / "above" / "shared")})
+    node, shared = node_cache(found), shared_cache(found)
+    assert shared is not None and shared.stat().st_mode & 0o077 == 0
+    for mode, where in ((0o777, node), (0o770, node.parent), (0o1777, shared), (0o775, shared), (0o777, shared.parent)):
+        before = where.stat().st_mode
+        where.chmod(mode)
+        with pytest.raises(UserError, match=re.escape(f"{where}: ") + f".*mode {mode:o}"):
+            shared_cache(found) if where in (shared, shared.parent) else node_cache(found)
+        where.chmod(before)
+    node_cache(found)
+    shared_cache(found)
 
 
 def test_each_worker_begins_with_a_copy_of_the_tuned_database(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 import time
@@ -103,7 +104,73 @@ def test_code_that_cannot_be_kept_is_used_all_the_same(
     (tmp_path / "shared").touch()
     monkeypatch.setenv(SHARED_CACHE, str(tmp_path / "shared"))
     use()
-    assert "what was compiled cannot be kept" in caplog.text
+    assert f"{tmp_path / 'shared'}: of no use for compiled code" in caplog.text
+
+
+class Written:
+    """Stands for compiled code."""
+
+    def save_compiled_function(self, path: str) -> None:
+        Path(path).write_text("whole")
+
+    def __call__(self) -> str:
+        return "called"
+
+
+def use_written() -> None:
+    compile_cache._made.clear()  # as in a new process
+    with compiled(apply, (), "key") as code:
+        assert code() == "called"
+
+
+def test_a_shared_file_that_cannot_be_read_or_replaced_ends_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compile_cache, "_compile", lambda *_: Written())
+    monkeypatch.setenv(SHARED_CACHE, str(tmp_path / "shared"))
+    for kind in ("code", "bin"):
+        (tmp_path / "shared" / f"key.{kind}").mkdir(parents=True, mode=0o700)
+    (tmp_path / "shared").chmod(0o700)
+    use_written()
+    monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: (b"code", None))
+    with first_compilation("key"):
+        pass
+    for kind in ("code", "bin"):
+        assert f"key.{kind}: of no use for compiled code" in caplog.text
+    assert sorted(file.name for file in (tmp_path / "shared").iterdir()) == ["key.bin", "key.code"]
+
+
+def test_what_killed_processes_left_of_a_file_is_removed_by_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_cache, "_compile", lambda *_: Written())
+    file = compile_cache.node_cache() / "key.code"
+    killed = compile_cache._new(file)
+    killed.__enter__().write_text("half")
+    (left,) = file.parent.glob(".key.code.*/*")
+    use_written()
+    assert not left.parent.exists() and file.read_text() == "whole"
+
+
+def test_code_that_cannot_be_written_to_a_file_is_used_and_others_trace(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Unwritten(Written):
+        def save_compiled_function(self, path: str) -> None:
+            raise TypeError(f"cannot pickle for {path}")
+
+    monkeypatch.setattr(compile_cache, "_compile", lambda *_: Unwritten())
+    use_written()
+    assert "cannot pickle" in caplog.text
+    assert compile_cache._ahead_of_time(apply, (), "key") is None
+
+
+def test_a_refusal_is_asked_about_again_when_it_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_cache, "_compile", lambda *_: Written())
+    mark = compile_cache.node_cache() / "key.refused"
+    mark.touch()
+    assert compile_cache._ahead_of_time(apply, (), "key") is None
+    past = mark.stat().st_mtime - compile_cache.REFUSAL_SECONDS - 1
+    os.utime(mark, (past, past))
+    use_written()
 
 
 @pytest.mark.parametrize("reason", ["refused", "absent"])

@@ -139,3 +139,25 @@ def test_batches_on_a_gpu_are_those_of_the_reference(squares: Squares, images: s
         assert differs.float().mean() < 1e-3
         torch.testing.assert_close(boxes.cpu(), torch.from_numpy(table.boxes))
         assert torch.equal(real.cpu(), torch.from_numpy(table.real))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda step: step.network.head.requires_grad_(False),
+        lambda step: step.network.backbone.p1.norm.eval(),
+        lambda step: setattr(step.network.backbone.p1, "activation", torch.nn.ReLU()),
+        lambda step: step.network.to(memory_format=torch.channels_last),
+        lambda step: setattr(step, "_batch", tuple(value[:1] for value in step._batch)),
+    ],
+    ids=["frozen", "norm in evaluation mode", "activation", "order in memory", "batch"],
+)
+def test_the_name_of_compiled_code_follows_what_was_traced(change: Callable[[TrainingStep], object]) -> None:
+    step = make_step(Runtime())
+    step._batch = next(batches())
+    before = step._key()
+    step.loss.gains.mul_(2)
+    step.network.backbone.p1.norm.running_mean.add_(1)
+    assert step._key() == before  # values are arguments
+    change(step)
+    assert step._key() != before
