@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -35,8 +36,12 @@ TICK_S = 0.2
 START_PAUSE_S = 0.05
 # an element asks Slurm for its own end so often: an administrator may have moved it
 ASK_END_S = 60.0
+# and once more before it acts on an end that is older news: Slurm moves that of a job which it suspends
+CONFIRM_END_S = 5.0
 # workers that stop get this long, then they are killed; Slurm's KillWait is 30 s
 GRACE_S = 20.0
+# workers that have not stopped so long before the job's end are killed
+KILL_BEFORE_END_S = 2.0
 # an editor may write study.yaml anew, and it is not there for a moment
 ABSENCE_S = 1.0
 
@@ -73,6 +78,8 @@ class NodeAgent:
         self._guardian = Guardian(study, token, with_slurm=job.slurm_id is not None)
         self._memory = OutOfMemoryCount()
         self._stopped_at: float | None = None
+        self._stopping_s = 0.0
+        self._looked = time.monotonic()
         self._signal: str | None = None
         self._asked_end = -ASK_END_S
         self._last_beat = -BEAT_S
@@ -116,6 +123,10 @@ class NodeAgent:
     def _beat(self) -> bool:
         """Look at everything once; False when the node has nothing more to do."""
         now = time.monotonic()
+        if self._stopped_at is not None:
+            # only time in which this process ran: a job that Slurm suspended meanwhile has had none of its grace
+            self._stopping_s += min(now - self._looked, 1.0)
+        self._looked = now
         for step in self._steps:
             step.look()
         if now - self._last_beat >= BEAT_S:
@@ -131,7 +142,7 @@ class NodeAgent:
             self.report.beat += 1
             self.report.state = "running" if self._stopped_at is None else "stopping"
             self._write_report()
-        if self._stopped_at is not None and now - self._stopped_at > self._longest_stop_s():
+        if self._stopped_at is not None and self._stop_is_overdue():
             log.error("workers that did not stop in time are killed")
             for step in self._steps:
                 step.kill()
@@ -165,25 +176,35 @@ class NodeAgent:
             log.warning("the host is the limit: %s", limit)
         self.report.pressure, self.report.host_limit = pressure.as_dict(), limit
 
-    def _longest_stop_s(self) -> float:
-        if self._control.stop == "time limit" and self._control.end and self._control.stop_at:
-            return self._control.end - self._control.stop_at - 2.0
-        return GRACE_S + 10.0
+    def _stop_is_overdue(self) -> bool:
+        if self._control.stop == "time limit" and self._control.end is not None:
+            return time.monotonic() > self._control.end - KILL_BEFORE_END_S
+        return self._stopping_s > GRACE_S + 10.0
 
     def _check_end(self, now: float) -> None:
         """Tell the workers when the job ends, and again if that moves."""
-        if self._job.slurm_id is None or now - self._asked_end < ASK_END_S:
+        often = CONFIRM_END_S if self._deadline_has_passed(now) else ASK_END_S
+        if self._job.slurm_id is None or now - self._asked_end < often:
             return
         self._asked_end = now
-        end = self._job.ask_end()
-        if end is None or (self._control.end is not None and abs(end - self._control.end) < 5.0):
+        left = self._job.ask_left()
+        if left is None and self._control.end is None:  # else Slurm's last word is newer
+            left = self._job.planned_left()
+        if left is None:
             return
-        if end == self._job.end and self._control.end is not None:
-            return  # Slurm did not answer: what the environment says is older than its last word
-        delay = min(float(self._plan.signal_delay_s), (end - time.time()) / 4)
-        self._control = Control(stop_at=end - delay, end=end, grace_s=GRACE_S)
+        end = time.monotonic() + left
+        if self._control.end is not None and abs(end - self._control.end) < 5.0:
+            return
+        delay = min(float(self._plan.signal_delay_s), left / 4)
+        self._control = replace(self._control, stop_at=end - delay, end=end)
         self._order()
-        log.info("this job ends in %.0f s; workers stop %.0f s before", end - time.time(), delay)
+        log.info("this job ends in %.0f s; workers stop %.0f s before", left, delay)
+
+    def _deadline_has_passed(self, now: float) -> bool:
+        """Whether the time has come to stop the workers, or to kill those that have not stopped."""
+        if self._control.end is None or self._control.stop_at is None:
+            return False
+        return now >= (self._control.stop_at if self._stopped_at is None else self._control.end - KILL_BEFORE_END_S)
 
     def _check_stop(self) -> None:
         if self._stopped_at is not None:
@@ -194,14 +215,14 @@ class NodeAgent:
             self._stop("cancelled")
         elif why := why_stopped(self._study):
             self._stop(why)
-        elif self._control.stop_at is not None and time.time() >= self._control.stop_at:
+        elif self._control.stop_at is not None and time.monotonic() >= self._control.stop_at:
             self._stop("time limit")
 
     def _stop(self, reason: str) -> None:
         log.info("stopping: %s", reason)
         self._stopped_at = time.monotonic()
         self.report.message = reason
-        self._control = Control(reason, self._control.stop_at, self._control.end, GRACE_S)
+        self._control = replace(self._control, stop=reason)
         self._order()
 
     def _order(self) -> None:
@@ -242,7 +263,8 @@ class NodeAgent:
             log.warning("trial %d of dead worker %d goes on as trial %s", number, ending.worker, successor)
 
     def _write_report(self) -> None:
-        self.report.time_left_s = None if self._control.end is None else round(self._control.end - time.time(), 1)
+        end = self._control.end
+        self.report.time_left_s = None if end is None else round(end - time.monotonic(), 1)
         self.report.workers = [step.report() for step in self._steps]
         try:
             self.report.write(self._study.paths)

@@ -21,7 +21,7 @@ class Job:
     element: str  # names its files: <array job>_<array task>
     slurm_id: str | None  # what scontrol takes; None on this machine alone
     restarts: int = 0
-    end: float | None = None  # Unix time, as the environment tells it
+    end: float | None = None  # Unix time, as the environment tells it: the end as it was planned at the start
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Job:
@@ -47,15 +47,20 @@ class Job:
         assert self.slurm_id is not None
         return slurm_control.job_states([self.slurm_id]).get(self.slurm_id, slurm_control.GONE)
 
-    def ask_end(self) -> float | None:
-        """Unix time of this node's clock at which the job ends, from the time that Slurm says is left."""
-        if self.slurm_id is None:
-            return None
+    def ask_left(self) -> float | None:
+        """Seconds until the job ends, as Slurm says; None if it does not answer, or the job has no end.
+
+        squeue takes what this node's clock has gone on since the start, without the time in which the job was
+        suspended. A clock that is wrong makes it wrong by as much; where that is minutes, munge refuses the question.
+        """
         try:
-            left = self.state().left_s
+            return self.state().left_s
         except slurm_control.SlurmUnavailableError:
-            left = None
-        return self.end if left is None else time.time() + left
+            return None
+
+    def planned_left(self) -> float | None:
+        """Seconds until the end that was planned at the start: for as long as Slurm has not answered."""
+        return None if self.end is None else self.end - time.time()
 
     def may_requeue(self) -> bool:
         """Whether queueing this element again is ours to do: nobody cancelled it and Slurm does not do it itself.

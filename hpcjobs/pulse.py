@@ -29,6 +29,10 @@ log = logging.getLogger("hpcjobs.worker")
 # each of these tells a worker to stop
 _ORDERS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 TICK_S = 0.5
+# a thread that has not run for so long stood still: Slurm has suspended the job, say, and moves its end
+STANDSTILL_S = 10.0
+# then the end that is known counts for nothing until the agent tells another one, or for so long
+DOUBT_S = 60.0
 # Slurm may send the signal of --signal so much before the time that was asked for
 SLURM_EARLY_S = 65.0
 # hand back by force so long before the job ends, where the objective did not listen
@@ -43,6 +47,8 @@ class Pulse:
         self._spec, self._file = spec, file
         self._control = Control()
         self._stop_seen: float | None = None
+        self._looked = time.monotonic()
+        self._stood_since = self._doubt_until = 0.0
         self._wake = threading.Event()
         self._ended = threading.Event()
         self._trial_id: int | None = None
@@ -55,6 +61,7 @@ class Pulse:
     def start(self) -> None:
         before = {number: signal.signal(number, self._on_signal) for number in _ORDERS}
         _leave_to_children(before)
+        self._looked = time.monotonic()
         self._hear()
         self._tell()
         self._thread.start()
@@ -76,7 +83,14 @@ class Pulse:
 
     def seconds_left(self) -> float | None:
         """Until workers of this job must begin to stop; None without a limit."""
-        return None if self._control.stop_at is None else self._control.stop_at - time.time()
+        return None if self._control.stop_at is None else self._control.stop_at - self._now()
+
+    def _now(self) -> float:
+        """Beside the job's end: after a standstill the time before it, as long as nobody knows the moved end."""
+        now = time.monotonic()
+        if now - self._looked > STANDSTILL_S:
+            return self._looked  # the other thread is the first to run again
+        return self._stood_since if now < self._doubt_until else now
 
     def update(self, **what: Any) -> None:
         self._status = replace(self._status, **what)
@@ -106,7 +120,10 @@ class Pulse:
         self._wake.set()
 
     def _hear(self) -> None:
-        self._control = Control.read(self._spec.control)
+        control = Control.read(self._spec.control)
+        if control.end != self._control.end:
+            self._doubt_until = 0.0
+        self._control = control
         if self.reason is not None:
             return
         left = self.seconds_left()
@@ -120,18 +137,32 @@ class Pulse:
     def _beat(self) -> None:
         last = 0.0
         while not self._ended.wait(TICK_S):
-            self._hear()
             now = time.monotonic()
-            if self.reason is not None:
-                self._stop_seen = self._stop_seen or now
-                self._status.state, self._status.message = "stopping", self.reason
-                self._wake.set()
-                if self._overdue(now):
-                    self._force_hand_back()
+            if self._look(now):
+                self._force_hand_back()
             if now - last >= BEAT_S:
                 last = now
                 self._status.beat += 1
                 self._tell()
+
+    def _look(self, now: float) -> bool:
+        """Whether the worker was told to stop and its objective does not listen."""
+        self._notice_standstill(now)
+        self._hear()
+        if self.reason is None:
+            return False
+        self._stop_seen = self._stop_seen or now
+        self._status.state, self._status.message = "stopping", self.reason
+        self._wake.set()
+        return self._overdue(now)
+
+    def _notice_standstill(self, now: float) -> None:
+        stood_s = now - self._looked
+        if stood_s > STANDSTILL_S:
+            self._stood_since, self._doubt_until = self._looked, now + DOUBT_S
+            if self._stop_seen is not None:
+                self._stop_seen += stood_s
+        self._looked = now
 
     def _tell(self) -> None:
         """Write the status. Where the node's disk is full, a newer time of the old one shows that the worker lives."""
@@ -146,7 +177,7 @@ class Pulse:
         """The objective neither polls nor reports: the grace is over, or the job is about to end."""
         assert self._stop_seen is not None
         if self._control.end is not None and self.reason == "time limit":
-            return time.time() > self._control.end - FORCE_BEFORE_END_S
+            return self._now() > self._control.end - FORCE_BEFORE_END_S
         return now - self._stop_seen > self._control.grace_s
 
     def _force_hand_back(self) -> None:

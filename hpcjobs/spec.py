@@ -60,7 +60,10 @@ class WorkerSpec:
 
 @dataclass(frozen=True)
 class Control:
-    """The agent's orders. ``end``: when the job ends; ``stop_at``: when workers must begin to stop (Unix times)."""
+    """The agent's orders. ``end``: when the job ends; ``stop_at``: when workers must begin to stop.
+
+    Times are of the node's monotonic clock: nobody sets that one.
+    """
 
     stop: str | None = None
     stop_at: float | None = None

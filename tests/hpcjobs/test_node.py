@@ -272,8 +272,8 @@ def test_an_end_that_was_moved_counts_on_while_slurm_does_not_answer(
 ) -> None:
     """Somebody has given the job more time. The end that its environment tells is the old one."""
     study = studies.create("epochs", trials=1)
-    begin = time.time()
-    job = Job("17_0", "17_0", end=begin + 60)
+    begin = time.monotonic()
+    job = Job("17_0", "17_0", end=time.time() + 60)
     agent = NodeAgent(study, make_plan(study.file), job, tmp_path, [], "token")
 
     def end_by(answer: dict[str, JobState] | Exception, at: float) -> float | None:
@@ -287,10 +287,45 @@ def test_an_end_that_was_moved_counts_on_while_slurm_does_not_answer(
         return Control.read(control_file(tmp_path)).end
 
     silent = SlurmUnavailableError("squeue: no answer")
-    assert end_by(silent, 0.0) == begin + 60, "better than nothing"
+    planned = end_by(silent, 0.0)
+    assert planned is not None and begin < planned < begin + 100, "better than nothing"
     moved = end_by({"17_0": JobState("RUNNING", 3600.0)}, ASK_END_S)
     assert moved is not None and moved >= begin + 3600
     assert end_by(silent, 2 * ASK_END_S) == moved
+
+
+def test_an_agent_asks_once_more_before_it_stops_workers_for_the_end_of_the_job(
+    studies: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm has suspended the job past the end that was known, and the agent runs again."""
+    study = studies.create("epochs", trials=1)
+    plan = dataclasses.replace(make_plan(study.file), signal_delay_s=8)
+    agent = NodeAgent(study, plan, Job("17_0", "17_0"), tmp_path, [], "token")
+    left = iter([40.0, 30.0, 0.0])
+    monkeypatch.setattr(slurm_control, "job_states", lambda ids: {"17_0": JobState("RUNNING", next(left))})
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+
+    def look() -> str | None:
+        agent._check_end(now)
+        agent._check_stop()
+        return Control.read(control_file(tmp_path)).stop
+
+    assert look() is None
+    now += 59.0
+    assert look() is None, "the end has moved"
+    now += 29.0
+    assert look() == "time limit"
+
+
+def test_the_time_in_which_a_job_is_suspended_is_none_of_its_workers_grace(studies: Any, tmp_path: Path) -> None:
+    study = studies.create("epochs", trials=1)
+    steps: list[Any] = [ToldToStop(10**9)]
+    steps[0].kill = lambda: pytest.fail("killed")
+    agent = NodeAgent(study, make_plan(study.file), Job("host_1", None), tmp_path, steps, "token")
+    agent._stop("cancelled")
+    agent._looked -= 3600.0
+    assert agent._beat()
 
 
 class ToldToStop:

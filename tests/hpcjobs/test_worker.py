@@ -227,7 +227,7 @@ def test_workers_stop_in_time_before_the_job_ends(studies: Any) -> None:
     study = studies.create("held_epochs", trials=1)
     worker = studies.worker(study)
     studies.wait_for(lambda: running_epoch(study))
-    now = time.time()
+    now = time.monotonic()
     Control(stop_at=now + 1.0, end=now + 120.0).write(control_file(worker.folder))
     assert worker.wait(300) == EXIT_HANDED_BACK
     assert study.trials()[0].state == TrialState.WAITING
@@ -242,7 +242,7 @@ def test_no_trial_begins_that_could_not_reach_a_checkpoint(studies: Any) -> None
     study.storage.create_new_trial(study.study_id, slow)
     waiting = create_trial(state=TrialState.WAITING)
     study.storage.create_new_trial(study.study_id, waiting)
-    now = time.time()
+    now = time.monotonic()
     worker = studies.worker(study, control=Control(stop_at=now + 30.0, end=now + 60.0))
     assert worker.wait(300) == EXIT_HANDED_BACK
     assert count(study).waiting == 1
