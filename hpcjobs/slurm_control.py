@@ -21,18 +21,19 @@ class SlurmUnavailableError(RuntimeError):
 
 @dataclass(frozen=True)
 class JobState:
-    """``state`` in squeue's long names; GONE when Slurm does not know the job any more."""
+    """``state`` in squeue's long names; GONE when Slurm does not know the job any more. ``reason``: why it waits."""
 
     state: str
     left_s: float | None = None
+    reason: str = ""
 
 
 GONE = JobState("GONE")
 
 
-def _run(command: list[str]) -> str:
+def _run(command: list[str], timeout_s: float = TIMEOUT_S) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SlurmUnavailableError(f"{command[0]}: {error}") from error
     if done.returncode != 0:
@@ -49,7 +50,7 @@ def parse_time_left(text: str) -> float | None:
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
-def job_states(job_ids: Iterable[str]) -> dict[str, JobState]:
+def job_states(job_ids: Iterable[str], timeout_s: float = TIMEOUT_S) -> dict[str, JobState]:
     """The states of all elements of these jobs, by ``<array job>_<array task>`` (or the plain id of no array).
 
     Elements that Slurm has forgotten are not in the answer.
@@ -59,16 +60,16 @@ def job_states(job_ids: Iterable[str]) -> dict[str, JobState]:
     """
     states: dict[str, JobState] = {}
     for job_id in job_ids:
-        command = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={job_id}", "--format=%i|%T|%L"]
+        command = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={job_id}", "--format=%i|%T|%L|%r"]
         try:
-            answer = _run(command)
+            answer = _run(command, timeout_s)
         except SlurmUnavailableError as error:
             if "Invalid job id" in str(error):
                 continue
             raise
         for line in answer.splitlines():
-            element, state, left = line.strip().split("|")
-            states[element] = JobState(state, parse_time_left(left))
+            element, state, left, reason = line.strip().split("|", 3)
+            states[element] = JobState(state, parse_time_left(left), reason)
     return states
 
 

@@ -8,6 +8,7 @@ import json
 import shlex
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 from rich.console import Console
@@ -17,7 +18,7 @@ from hpcjobs import slurm_control
 from hpcjobs.budget import why_stopped
 from hpcjobs.errors import run_entry
 from hpcjobs.journal_replay import no_garbage_collection
-from hpcjobs.launch import recorded
+from hpcjobs.launch import Launched, recorded
 from hpcjobs.owners import process_start
 from hpcjobs.paths import StudyPaths
 from hpcjobs.placement_map import draw, read_map
@@ -28,7 +29,9 @@ from hpcjobs.text import counted
 
 REFRESH_S = 2.0
 PLAIN_REFRESH_S = 10.0
-ASK_SLURM_S = 60.0
+# Slurm is asked so often, and only while no node works; it gets so long to answer a person who looks
+ASK_SLURM_S = 30.0
+ANSWER_S = 10.0
 # how long the last picture waits for nodes to say that they have ended
 LAST_WORDS_S = 5.0
 
@@ -44,7 +47,7 @@ examples:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m hpcjobs.status",
-        description="Show where a study stands. Reads only the study's folder.",
+        description="Show where a study stands. Reads only the study's folder; while no node works, Slurm tells why.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -57,11 +60,11 @@ def main(arguments: list[str] | None = None) -> int:
     watched, now = _open(paths)
     console = Console(highlight=False)
     if options.json:
-        print(json.dumps(now.as_dict(), indent=2, default=str))
+        print(json.dumps({**now.as_dict(), "queue": Jobs(paths).waiting(now)}, indent=2, default=str))
     elif options.placement:
         show_placement(paths, now, console)
     elif options.once:
-        console.print(render(now))
+        console.print(render(now, Jobs(paths).waiting(now)))
     else:
         _follow(paths, watched, now, console)
     return 0
@@ -114,24 +117,24 @@ def _follow(paths: StudyPaths, watched: StudyWatch, now: Snapshot, console: Cons
     jobs = Jobs(paths)
     if not console.is_terminal:
         while not now.finished and jobs.any_left(now):
-            console.print(one_line(now), soft_wrap=True)
+            console.print(one_line(now, jobs.waiting(now)), soft_wrap=True)
             now = _look_when_it_changes(watched, PLAIN_REFRESH_S)
-        return _last_picture(watched, now, console)
-    with Live(render(now), console=console, auto_refresh=False, screen=True) as live:
+        return _last_picture(watched, jobs, now, console)
+    with Live(render(now, jobs.waiting(now)), console=console, auto_refresh=False, screen=True) as live:
         while not now.finished and jobs.any_left(now):
             time.sleep(REFRESH_S)
             now = watched.look()
-            live.update(render(now), refresh=True)
-    return _last_picture(watched, now, console)
+            live.update(render(now, jobs.waiting(now)), refresh=True)
+    return _last_picture(watched, jobs, now, console)
 
 
-def _last_picture(watched: StudyWatch, now: Snapshot, console: Console) -> Snapshot:
+def _last_picture(watched: StudyWatch, jobs: Jobs, now: Snapshot, console: Console) -> Snapshot:
     """Show what stays on the terminal: of a finished study its nodes as they end, not as they were just before."""
     end = time.monotonic() + LAST_WORDS_S
     while now.finished and now.live_nodes and time.monotonic() < end:
         time.sleep(0.25)
         now = watched.look()
-    console.print(render(now))
+    console.print(render(now, jobs.waiting(now)))
     return now
 
 
@@ -144,12 +147,12 @@ def _look_when_it_changes(watched: StudyWatch, longest_s: float) -> Snapshot:
 
 
 class Jobs:
-    """Whether any job of a study may still bring a node: started, starting or in the queue."""
+    """Whether any job of a study may still bring a node: started, starting or in the queue; and why those wait."""
 
     def __init__(self, paths: StudyPaths) -> None:
         self._paths = paths
-        self._asked = time.monotonic()
-        self._answer = True
+        self._asked: float | None = None
+        self._states: list[slurm_control.JobState] | None = None  # None: Slurm does not answer
 
     def any_left(self, now: Snapshot) -> bool:
         if now.live_nodes:
@@ -159,20 +162,29 @@ class Jobs:
         for job in known:
             if not job.slurm and f"{job.host}_{job.job_ids[0]}" not in ended and process_start(int(job.job_ids[0])):
                 return True
-        if not any(job.slurm for job in known):
-            return False
-        if time.monotonic() - self._asked > ASK_SLURM_S:
-            self._asked = time.monotonic()
-            self._answer = self._ask([job_id for job in known if job.slurm for job_id in job.job_ids])
-        return self._answer
+        states = self._ask(known)
+        return states is None or any(state.state in slurm_control.ALIVE | slurm_control.WAITING for state in states)
 
-    @staticmethod
-    def _ask(job_ids: list[str]) -> bool:
-        try:
-            states = slurm_control.job_states(job_ids).values()
-        except slurm_control.SlurmUnavailableError:
-            return True
-        return any(state.state in slurm_control.ALIVE | slurm_control.WAITING for state in states)
+    def waiting(self, now: Snapshot) -> dict[str, int]:
+        """How many elements wait in the queue, by Slurm's reason; nothing while a node works or Slurm is silent."""
+        if now.finished or now.live_nodes:
+            return {}
+        waiting = [state for state in self._ask(recorded(self._paths)) or () if state.state in slurm_control.WAITING]
+        told = (state.state if state.reason in ("", "None") else state.reason for state in waiting)
+        return dict(Counter(told).most_common())
+
+    def _ask(self, known: list[Launched]) -> list[slurm_control.JobState] | None:
+        """The states of all elements, as of the last time that Slurm was asked."""
+        job_ids = [job_id for job in known if job.slurm for job_id in job.job_ids]
+        if not job_ids:
+            return []
+        if self._asked is None or time.monotonic() - self._asked > ASK_SLURM_S:
+            try:
+                self._states = list(slurm_control.job_states(job_ids, ANSWER_S).values())
+            except slurm_control.SlurmUnavailableError:
+                self._states = None
+            self._asked = time.monotonic()
+        return self._states
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.progress_bar import ProgressBar
@@ -34,8 +35,8 @@ CELLS = {
 _STATE_STYLES = {"running": "green", "silent": "bold red", "gone": "red", "ended": "dim"}
 
 
-def one_line(now: Snapshot) -> str:
-    """The state of a study for a log."""
+def one_line(now: Snapshot, queue: Mapping[str, int] | None = None) -> str:
+    """The state of a study for a log. ``queue``: how many nodes wait in Slurm's queue, by its reason."""
     counts = now.counts
     best = f"; best {now.value_name} {number_text(now.best.value)} (trial {now.best.number})" if now.best else ""
     speed = f"; {now.images_per_s:.0f} images/s" if now.images_per_s else ""
@@ -43,7 +44,12 @@ def one_line(now: Snapshot) -> str:
     return (
         f"{percent(now)}: {counts.finished}/{counts.budget} trials ended{failed}, {counts.running} running; "
         f"epochs {now.epochs_done}/{now.epochs_total}{speed}{best}; left: {duration(now.time_left_s)}"
+        + "".join(f"; {line}" for line in _queue_lines(queue))
     )
+
+
+def _queue_lines(queue: Mapping[str, int] | None) -> list[str]:
+    return [f"{counted(nodes, 'node')} in Slurm's queue: {reason}" for reason, nodes in (queue or {}).items()]
 
 
 def percent(now: Snapshot) -> str:
@@ -51,8 +57,8 @@ def percent(now: Snapshot) -> str:
     return f"{now.share:.1%}" if now.share < 0.1 else f"{math.floor(100 * now.share + 1e-9)}%"
 
 
-def render(now: Snapshot) -> Group:
-    """The whole state of a study for a person."""
+def render(now: Snapshot, queue: Mapping[str, int] | None = None) -> Group:
+    """The whole state of a study for a person. ``queue``: how many nodes wait in Slurm's queue, by its reason."""
     counts = now.counts
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
@@ -76,7 +82,8 @@ def render(now: Snapshot) -> Group:
         best = Text.assemble((value, "bold green"), f" in trial {now.best.number}: {values}")
         table.add_row("best", best)
     table.add_row("time left", "none" if now.finished else duration(now.time_left_s))
-    return Group(table, Nodes(now.nodes)) if now.nodes else Group(table, Text("no node has started yet"))
+    nodes = Nodes(now.nodes) if now.nodes else Text("no node has started yet")
+    return Group(table, nodes, *(Text(line, style="yellow") for line in _queue_lines(queue)))
 
 
 class Nodes:

@@ -16,13 +16,16 @@ import pytest
 from optuna.trial import TrialState, create_trial
 from rich.console import Console
 
+from hpcjobs import slurm_control
 from hpcjobs.budget import claim, count, finish, hand_back
 from hpcjobs.failures import Failure, FailureClass
 from hpcjobs.heartbeat import HeartbeatWatch, NodeReport, WorkerStatus, read_node, read_nodes
 from hpcjobs.owners import Owner
+from hpcjobs.paths import StudyPaths
 from hpcjobs.progress import Snapshot, StudyWatch
 from hpcjobs.recovery import recover
-from hpcjobs.status import main
+from hpcjobs.slurm_control import JobState
+from hpcjobs.status import ASK_SLURM_S, Jobs, main
 from hpcjobs.status_view import one_line, render
 from hpcjobs.text import duration
 
@@ -124,6 +127,76 @@ def test_a_study_that_nobody_runs_does_not_keep_status_waiting(studies: Any) -> 
     done = status(study.paths.folder)
     assert done.returncode == 0
     assert "no node has started yet" in done.stdout
+
+
+class Slurm:
+    """Stands for squeue: its answer, and how often it was asked."""
+
+    def __init__(self, paths: StudyPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answer: dict[str, JobState] | None = None
+        self.asked = 0
+        paths.folder.joinpath("jobs").mkdir()
+        record = {"job_ids": ["17"], "elements": 3, "slurm": True, "host": "login"}
+        (paths.folder / "jobs" / "17.json").write_text(json.dumps(record))
+        monkeypatch.setattr(slurm_control, "job_states", self._job_states)
+
+    def _job_states(self, job_ids: list[str], timeout_s: float) -> dict[str, JobState]:
+        assert job_ids == ["17"]
+        self.asked += 1
+        if self.answer is None:
+            raise slurm_control.SlurmUnavailableError("squeue: no answer")
+        return self.answer
+
+
+HELD = {
+    "17_0": JobState("PENDING", 60.0, "JobHeldUser"),
+    "17_1": JobState("PENDING", 60.0, "JobHeldUser"),
+    "17_2": JobState("COMPLETED", 60.0, "None"),
+}
+
+
+def test_status_says_why_a_study_waits_for_nodes(
+    studies: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = studies.create("quadratic")
+    slurm = Slurm(study.paths, monkeypatch)
+    slurm.answer = HELD
+    assert main([str(study.paths.folder), "--once"]) == 0
+    assert "no node has started yet\n2 nodes in Slurm's queue: JobHeldUser" in capsys.readouterr().out
+    assert main([str(study.paths.folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["queue"] == {"JobHeldUser": 2}
+    assert one_line(StudyWatch(study).look(), {"JobHeldUser": 2}).endswith("; 2 nodes in Slurm's queue: JobHeldUser")
+    slurm.answer = None
+    assert main([str(study.paths.folder), "--once"]) == 0
+    assert "queue" not in capsys.readouterr().out
+
+
+def test_slurm_is_asked_rarely_and_only_while_no_node_works(studies: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = studies.create("quadratic")
+    slurm = Slurm(study.paths, monkeypatch)
+    clock = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: clock)
+    jobs, now = Jobs(study.paths), StudyWatch(study).look()
+
+    def look() -> tuple[bool, dict[str, int], int]:
+        return jobs.any_left(now), jobs.waiting(now), slurm.asked
+
+    assert look() == (True, {}, 1), "Slurm does not answer: the job may be there"
+    slurm.answer = HELD
+    clock += ASK_SLURM_S
+    assert look() == (True, {}, 1)
+    clock += 1.0
+    assert look() == (True, {"JobHeldUser": 2}, 2)
+    slurm.answer = {"17_0": JobState("PENDING", 60.0, "None")}
+    clock += ASK_SLURM_S + 1.0
+    assert look() == (True, {"PENDING": 1}, 3)
+    slurm.answer = {"17_0": JobState("CANCELLED", 60.0, "None")}
+    clock += ASK_SLURM_S + 1.0
+    assert look() == (False, {}, 4)
+    NodeReport("17_0", "a", "elsewhere", "n1", 1, "x", state="running").write(study.paths)
+    now = StudyWatch(study).look()
+    clock += ASK_SLURM_S + 1.0
+    assert look() == (True, {}, 4)
 
 
 def test_a_node_of_this_host_whose_process_has_ended_is_gone(studies: Any) -> None:
