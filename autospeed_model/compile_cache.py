@@ -107,7 +107,7 @@ def _ahead_of_time(function: Callable[..., Any], arguments: tuple[Any, ...], key
             raise
         except Exception as error:  # noqa: BLE001  # an experimental part of PyTorch: the well-trodden way remains
             log.warning("cannot compile ahead of time, so every process traces for itself: %s", error)
-            refused.touch()
+            _write(refused, b"")
             return None
         try:
             with _new(file) as partial:
@@ -116,7 +116,7 @@ def _ahead_of_time(function: Callable[..., Any], arguments: tuple[Any, ...], key
             _unusable(file, error)
         except Exception as error:  # noqa: BLE001  # as above
             log.warning("what was compiled cannot be kept, so every other process traces for itself: %s", error)
-            refused.touch()
+            _write(refused, b"")
         else:
             if shared is not None:
                 _copy(file, shared)
@@ -189,7 +189,7 @@ def first_compilation(key: str) -> Iterator[None]:
             made = torch.compiler.save_cache_artifacts()
             if artifacts is not None and made is not None:
                 _write(artifacts, made[0])
-        done.touch()
+        _write(done, b"")
 
 
 @contextmanager

@@ -1,4 +1,5 @@
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -148,6 +149,21 @@ def test_what_killed_processes_left_of_a_file_is_removed_by_the_next_one(monkeyp
     (left,) = file.parent.glob(".key.code.*/*")
     use_written()
     assert not left.parent.exists() and file.read_text() == "whole"
+
+
+def test_a_cache_that_is_emptied_while_something_compiles_ends_no_training(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def compile_slowly(*_: object) -> Written:
+        shutil.rmtree(compile_cache.node_cache())
+        return Written()
+
+    monkeypatch.setattr(compile_cache, "_compile", compile_slowly)
+    use_written()
+    with first_compilation("key"):
+        shutil.rmtree(compile_cache.node_cache())
+    for kind in ("code", "done"):
+        assert f"key.{kind}: of no use for compiled code" in caplog.text
 
 
 def test_code_that_cannot_be_written_to_a_file_is_used_and_others_trace(
