@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -23,6 +24,7 @@ from hpcjobs.errors import UserError
 from hpcjobs.paths import StudyPaths, write_atomically
 from hpcjobs.plan import Plan
 from hpcjobs.slurm import agent_python, submitit_parameters
+from hpcjobs.text import counted
 
 if TYPE_CHECKING:
     from hpcjobs.study import OpenStudy
@@ -90,7 +92,12 @@ def slurm_jobs(study: OpenStudy) -> list[str]:
 
 
 def launch(paths: StudyPaths, file: StudyFile, plan: Plan) -> Launched:
-    """Start ``plan.nodes`` node agents for the study in the folder; also for one that is running already."""
+    """Start ``plan.nodes`` node agents for the study in the folder; also for one that is running already.
+
+    Raises:
+        FailedJobError, FailedSubmissionError: sbatch refused all of them.
+        UserError: it refused some.
+    """
     from hpcjobs.budget import go_on
     from hpcjobs.guardian import recover_lost
     from hpcjobs.study import open_study
@@ -101,24 +108,44 @@ def launch(paths: StudyPaths, file: StudyFile, plan: Plan) -> Launched:
     recover_lost(study, with_slurm=plan.cluster is not None)
     paths.submitit.mkdir(parents=True, exist_ok=True)
     paths.nodes.mkdir(exist_ok=True)
-    launched = _launch_local(paths) if plan.cluster is None else _launch_slurm(paths, file, plan)
-    name = "-".join(launched.job_ids) or "none"
-    write_atomically(jobs_folder(paths) / f"{name}.json", json.dumps(asdict(launched)))
+    if plan.cluster is not None:
+        return _launch_slurm(paths, file, plan)
+    launched = _launch_local(paths)
+    _record(paths, launched)
     return launched
+
+
+def _record(paths: StudyPaths, launched: Launched) -> None:
+    write_atomically(jobs_folder(paths) / f"{'-'.join(launched.job_ids)}.json", json.dumps(asdict(launched)))
 
 
 def _launch_slurm(paths: StudyPaths, file: StudyFile, plan: Plan) -> Launched:
     import submitit
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     from hpcjobs.node import run_node
 
     executor = submitit.SlurmExecutor(folder=paths.submitit, python=agent_python(plan))
     executor.update_parameters(**submitit_parameters(plan, file.run.working_folder))
     ids: list[str] = []
+    queued = 0
     for elements in plan.arrays:
-        with refusal_told_once():
-            jobs = executor.map_array(run_node, [str(paths.folder)] * elements)
+        try:
+            with refusal_told_once():
+                jobs = executor.map_array(run_node, [str(paths.folder)] * elements)
+        except (FailedJobError, FailedSubmissionError) as error:
+            if not ids:
+                raise
+            rest = plan.nodes - queued
+            raise UserError(
+                f"sbatch refused {rest} of {counted(plan.nodes, 'node')}: {str(error).strip()}\n"
+                f"{counted(queued, 'node')} of the study, queued before as job {', '.join(ids)}, will run. To add the "
+                f"rest later: python -m hpcjobs.submit --resume {shlex.quote(str(paths.folder))} --nodes {rest}"
+            ) from None
         ids.append(jobs[0].job_id.partition("_")[0])
+        queued += elements
+        # each at once: nobody may find jobs that no record tells of
+        _record(paths, Launched((ids[-1],), elements, True, socket.gethostname()))
     return Launched(tuple(ids), plan.nodes, True, socket.gethostname())
 
 

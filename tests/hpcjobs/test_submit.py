@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpcjobs.errors import run_entry
+from hpcjobs.launch import recorded
 from hpcjobs.load import read_study_file
 from hpcjobs.paths import StudyPaths
 from hpcjobs.submit import main
@@ -283,6 +284,23 @@ def test_a_refusal_of_sbatch_is_told_and_the_study_is_kept(
     assert err.count("Invalid account") == 1
     assert f"--resume {shlex.quote(str(project / 'mine'))} --set KEY=VALUE" in err
     assert "Traceback" not in err
+
+
+def test_what_is_queued_when_sbatch_refuses_a_later_array_is_recorded_and_told(
+    project: Path, slurm: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (slurm / "sbatch").write_text(
+        f"#!/bin/sh\nif [ -e {tmp_path}/once ]; then echo 'sbatch: error: QOSMaxSubmitJob' >&2; exit 1; fi\n"
+        f"touch {tmp_path}/once\necho Submitted batch job 17\n"
+    )
+    arguments = ("--study", "search.yaml", "--cluster", "site.yaml", "--folder", "mine")
+    assert submit(*arguments, "--nodes", "5", "--set", "max_array_size=3") == 2
+    (record,) = recorded(StudyPaths(project / "mine"))
+    assert (record.job_ids, record.elements, record.slurm) == (("17",), 3, True)
+    err = capfd.readouterr().err
+    assert "sbatch refused 2 of 5 nodes: sbatch: error: QOSMaxSubmitJob" in err
+    assert "3 nodes of the study, queued before as job 17, will run" in err
+    assert f"--resume {shlex.quote(str(project / 'mine'))} --nodes 2" in err
 
 
 def test_without_slurm_a_cluster_is_refused_before_anything_is_made(
