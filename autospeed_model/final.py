@@ -19,7 +19,7 @@ from autospeed_model.objective import Context
 from autospeed_model.packed import PackedDataset, PackedSplit
 from autospeed_model.runtime import Runtime
 from autospeed_model.trainer import LOSSES, Record, Trainer
-from autospeed_model.trial import TrialCallback
+from autospeed_model.trial import TrialCallback, begin_or_go_on
 
 SAMPLES = 12
 SHOWN_CONFIDENCE = 0.25
@@ -35,10 +35,9 @@ def run_final(
     data = PackedDataset(folder)
     where = Runtime.of(runtime, context.device)
     evaluation = data.split("evaluation")
-    trainer = Trainer(join([data.split("train"), data.split("tune_val")]), None, hyperparameters, options, where)
-    if context.checkpoint.exists():
-        trainer.restore(context.checkpoint)
-        _report(context, trainer)
+    images = join([data.split("train"), data.split("tune_val")])
+    trainer = begin_or_go_on(lambda: Trainer(images, None, hyperparameters, options, where), context.checkpoint)
+    _report(context, trainer)
     own = context.checkpoint.parent
     if not trainer.finished:
         trainer.fit(FinalCallback(context), CsvLog(own / "metrics.csv"))

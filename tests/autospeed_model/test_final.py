@@ -124,3 +124,13 @@ def test_it_goes_on_after_a_stop_and_ends_the_same(data: Path, tmp_path: Path) -
     assert train_final(SMALL, again) == whole
     losses = [(folder / "metrics.csv").read_text().splitlines()[-1].split(",")[:5] for folder in folders]
     assert losses[0] == losses[1]
+
+
+def test_it_begins_anew_where_its_checkpoint_is_damaged(
+    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    context = FakeContext(tmp_path, data)
+    context.checkpoint.write_bytes(b"half a file")
+    train_final(SMALL, context)
+    assert f"the training begins anew: {context.checkpoint}: " in caplog.text
+    assert list(context.reports) == [1, 2]
