@@ -126,7 +126,7 @@ def make_data(folder: Path) -> tuple[Path, Path]:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m autospeed_model.compare_optimisations",
-        description="Compare a usual training, its published optimisations and this project's, in images a second.",
+        description="Compare a usual training, its published optimisations and this project's, in\nimages a second.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

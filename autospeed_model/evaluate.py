@@ -22,7 +22,7 @@ from autospeed_model.upstream import load_upstream
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m autospeed_model.evaluate",
-        description="Precision, recall and average precision of a network on one split of a prepared dataset.",
+        description="Precision, recall and average precision of a network on one split of\na prepared dataset.",
         epilog="example:\n  python -m autospeed_model.evaluate --data prepared --weights runs/train/best.pt",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

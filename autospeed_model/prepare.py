@@ -51,7 +51,7 @@ def is_done(out: Path, request: Request, overwrite: bool) -> bool:
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m autospeed_model.prepare",
-        description="Bring OpenLane (archives or unpacked folders) into arrays that training maps into memory.",
+        description="Bring OpenLane (archives or unpacked folders) into arrays that training maps\ninto memory.",
         epilog="examples:\n  python -m autospeed_model.prepare /data/openlane /scratch/packed\n"
         "  python -m autospeed_model.prepare demo/openlane /scratch/packed --variant autospeed --strict",
         formatter_class=argparse.RawDescriptionHelpFormatter,

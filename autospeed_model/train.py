@@ -33,7 +33,7 @@ EXAMPLES = """examples:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m autospeed_model.train",
-        description="Train AutoSpeed on a prepared dataset; evaluate it on the validation split after every epoch.",
+        description="Train AutoSpeed on a prepared dataset; evaluate it on the validation split after\nevery epoch.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

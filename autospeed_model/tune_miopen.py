@@ -23,7 +23,8 @@ Tune in each partition mode that is used: the best kernels depend on the number 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m autospeed_model.tune_miopen",
-        description="Search the fastest convolution kernels for AutoSpeed's shapes and keep them as a MIOpen database.",
+        description="Search the fastest convolution kernels for AutoSpeed's shapes and keep them\n"
+        "as a MIOpen database.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -74,7 +74,7 @@ def build(
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m hip_kernels.build",
-        description="Compile the operations of hip_kernels for the installed PyTorch, or for the backend named.",
+        description="Compile the operations of hip_kernels for the installed PyTorch, or for the\nbackend named.",
         epilog="examples:\n  python -m hip_kernels.build\n"
         "  python -m hip_kernels.build --backend hip --architectures 'gfx942;gfx90a'   (on a login node without a GPU)",
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -51,8 +51,8 @@ class Item:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m hpcjobs.clean",
-        description="Say what a study that has ended no longer needs; with --remove, remove it. Journal, study.yaml, "
-        "results, curves, the best trial's checkpoint and what logs say of failed trials always stay.",
+        description="Say what a study that has ended no longer needs; with --remove, remove it.\nJournal, study.yaml, "
+        "results, curves, the best trial's checkpoint and what logs\nsay of failed trials always stay.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -41,8 +41,8 @@ example:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m hpcjobs.collect",
-        description="Write FOLDER/results: best_params.yaml, trials.csv, curves.csv and summary.json, also while the "
-        "study runs.",
+        description="Write FOLDER/results: best_params.yaml, trials.csv, curves.csv and summary.json,\n"
+        "also while the study runs.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

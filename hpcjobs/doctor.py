@@ -91,8 +91,8 @@ def examine(profile: Path, name: str, folder: Path, *, as_json: bool) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m hpcjobs.doctor",
-        description="Try what the filesystem of a study folder really does, and say which lock a study there takes. "
-        "With --profile also look at Slurm, devices and software, and write a first profile of the site.",
+        description="Try what the filesystem of a study folder really does, and say which lock a\nstudy there takes. "
+        "With --profile also look at Slurm, devices and software, and\nwrite a first profile of the site.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -71,8 +71,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m hpcjobs.final",
-        description="After a study: train with the best and with the default parameters on all training data, with "
-        "several seeds, then test each training once on data that no trial has seen.",
+        description="After a study: train with the best and with the default parameters on all\n"
+        "training data, with several seeds, then test each training once on data that\nno trial has seen.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

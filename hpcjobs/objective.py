@@ -153,7 +153,7 @@ def inspect_objective(text: str, python: str | None = None) -> Declaration:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m hpcjobs.objective",
-        description="Import an objective and print what it declares: its parameters, and whether it needs data.",
+        description="Import an objective and print what it declares: its parameters, and whether it\nneeds data.",
         epilog="example:\n  python -m hpcjobs.objective autospeed_model.objective:train_trial",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

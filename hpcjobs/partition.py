@@ -140,7 +140,7 @@ def _set(options: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m hpcjobs.partition",
-        description="Show this node's logical GPUs, set their partition mode, or show which cores workers would get.",
+        description="Show this node's logical GPUs, set their partition mode, or show which\ncores workers would get.",
         epilog="examples:\n  python -m hpcjobs.partition show\n  python -m hpcjobs.partition plan --reserved 0,8\n"
         "  sudo python -m hpcjobs.partition set cpx\n\nexit codes: 0 done, 1 the mode could not be set, 2 wrong usage",
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -38,7 +38,7 @@ _OF_FINAL = (
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m hpcjobs.report",
-        description="Write FOLDER/results/report.html, one file with everything in it, and its figures as PNGs.",
+        description="Write FOLDER/results/report.html, one file with everything in it,\nand its figures as PNGs.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m hpcjobs.submit",
-        description="Make a study and run it: with --cluster one Slurm array element per node, else on this machine.",
+        description="Make a study and run it: with --cluster one Slurm array element per node,\nelse on this machine.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -72,7 +72,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--data", type=Path, metavar="PACKED", help="prepared data, as autospeed_model.prepare writes it"
     )
-    parser.add_argument("--nodes", type=_positive, metavar="N", help="nodes, one array element each (default: 1)")
+    parser.add_argument(
+        "--nodes",
+        type=_positive,
+        metavar="N",
+        help="nodes, one array element each (default: 1; with --resume: as before)",
+    )
     parser.add_argument("--trials", type=_trials, metavar="N", help="trials of the study (default: the study file's)")
     parser.add_argument("--epochs", type=_positive, metavar="N", help="epochs of a trial (default: the study file's)")
     parser.add_argument(

@@ -172,7 +172,7 @@ def show_dry_run(paths: ThroughputPaths, file: ThroughputFile, console: Console)
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m hpcjobs.throughput",
-        description="Measure a node's summed training speed in each partition mode and for each batch size.",
+        description="Measure a node's summed training speed in each partition mode and for each\nbatch size.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
