@@ -38,12 +38,15 @@ DECLARED = {**SWITCHES, "TORCHINDUCTOR_CACHE_DIR": f"${{{NODE_CACHE}:-$TMPDIR/au
 def prepare_process(environment: MutableMapping[str, str] = os.environ) -> None:
     """Set :data:`SWITCHES`, the folder of compiled code, and this worker's own copy of the tuned MIOpen database.
 
-    :raises UserError: when a folder that is named does not exist, or the cache's is somebody else's.
+    :raises UserError: when the database's folder does not exist, or others could plant code in one of compiled code.
     """
     for name, value in SWITCHES.items():
         environment.setdefault(name, value)
     if "TORCHINDUCTOR_CACHE_DIR" not in environment:
         environment["TORCHINDUCTOR_CACHE_DIR"] = str(node_cache(environment))
+    shared = environment.get(SHARED_CACHE)
+    if shared and os.access(shared, os.X_OK):  # now, and not first on a node that has to load from there
+        _check_writers(Path(shared), f"set {SHARED_CACHE} to a folder of your own")
     _copy_tuned_database(environment)
 
 

@@ -58,6 +58,15 @@ def test_folders_of_compiled_code_that_others_can_write_to_are_refused(tmp_path:
     shared_cache(found)
 
 
+def test_a_process_begins_without_a_shared_folder_but_not_with_one_that_all_can_write_to(tmp_path: Path) -> None:
+    found = environment(tmp_path, **{SHARED_CACHE: str(tmp_path / "open")})
+    prepare_process(found)
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o1777)
+    with pytest.raises(UserError, match=f"mode 1777.*set {SHARED_CACHE}"):
+        prepare_process(found)
+
+
 def test_each_worker_begins_with_a_copy_of_the_tuned_database(tmp_path: Path) -> None:
     tuned, own = tmp_path / "tuned", tmp_path / "own"
     tuned.mkdir()
