@@ -24,7 +24,7 @@ from hpcjobs.pressure import PressureLog
 from hpcjobs.recovery import recover_worker, worker_death
 from hpcjobs.slurm_control import SlurmUnavailableError
 from hpcjobs.spec import Control, control_file
-from hpcjobs.steps import MOST_STARTING, Ending, Step, start_due
+from hpcjobs.steps import MOST_STARTING, Ending, Step, allow_open_files, start_due
 from hpcjobs.study import OpenStudy
 from hpcjobs.text import counted
 
@@ -95,7 +95,12 @@ class NodeAgent:
         self._pressure = PressureLog(os.sched_getaffinity(0), vendor, has_gpus=self.report.gpus > 0)
 
     def run(self) -> int:
-        """Returns the exit code: 0, 4 if no worker could go on although there is work, 5 if the study has gone."""
+        """Returns the exit code: 0, 4 if no worker could go on although there is work, 5 if the study has gone.
+
+        Raises:
+            UnfitNodeError: so many workers cannot be looked after here.
+        """
+        allow_open_files(len(self._steps))
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
             signal.signal(number, self._on_signal)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal that submitted may close

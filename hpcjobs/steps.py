@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 import secrets
 import signal
 import subprocess
@@ -16,8 +17,10 @@ from pathlib import Path
 from hpcjobs.devices import Place
 from hpcjobs.failures import EXIT_DEVICE_FAULT, EXIT_DONE, EXIT_HANDED_BACK, EXIT_UNUSABLE
 from hpcjobs.heartbeat import WorkerStatus, read_status, sign_of_life
-from hpcjobs.owners import process_alive, process_gone
+from hpcjobs.owners import node_name, process_alive, process_gone
+from hpcjobs.placement import UnfitNodeError
 from hpcjobs.spec import NODE_FOLDER, WorkerSpec, spec_file, status_file
+from hpcjobs.text import counted
 
 log = logging.getLogger("hpcjobs.node")
 
@@ -40,6 +43,8 @@ SLOW_START_S = 20.0
 MOST_STARTING = 16
 # a worker that outlives its srun gets so long without a sign of life
 ENDING_S = 10.0
+# an agent holds one file open for each worker, and beside those that it has at its start some for a moment
+SPARE_FILES = 64
 # stands for an srun that ended with 0 although its worker never said that it had
 CODE_LOST = 1
 
@@ -259,6 +264,26 @@ class Step:
             return status
         names = {"pending": "waiting to restart" if self._starts else "starting", "out": "left out"}
         return replace(status, state=names.get(self.state, "ended"), trial=None, message=self.message)
+
+
+def allow_open_files(workers: int) -> None:
+    """Raise the limit of this process, if it is too low for what it holds open for its workers.
+
+    Not to all that is allowed: workers have the same limit, and some programs look at every number below it.
+
+    Raises:
+        UnfitNodeError: so many are not allowed here.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = len(list(Path("/proc/self/fd").iterdir())) + workers + SPARE_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise UnfitNodeError(
+            f"{node_name()}: found a limit of {hard} open files (ulimit -n); allowed: at least {needed} for "
+            f"{counted(workers, 'worker')}; raise it where it is set, or start fewer workers. No trial was begun"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def start_due(steps: list[Step], at_once: int, pause_s: float, wait: Callable[[float], None]) -> None:

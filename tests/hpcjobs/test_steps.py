@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from hpcjobs import steps
 from hpcjobs.devices import Place
 from hpcjobs.failures import EXIT_HANDED_BACK
 from hpcjobs.owners import process_start
+from hpcjobs.placement import UnfitNodeError
 from hpcjobs.spec import WorkerSpec, control_file, status_file
-from hpcjobs.steps import Step, start_due
+from hpcjobs.steps import Step, allow_open_files, start_due
 from tests.hpcjobs.conftest import wait_for
 
 SILENT = [sys.executable, "-c", "import time; time.sleep(60)"]
@@ -163,3 +165,20 @@ def test_a_worker_that_handed_back_begins_again_after_a_pause(tmp_path: Path, mo
     step.start()
     wait_for(lambda: step.reap() is not None)
     assert step.due()
+
+
+def test_an_agent_may_hold_as_many_files_open_as_it_needs_or_says_that_it_cannot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = (256, 4096)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: limits)
+    raised: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda which, new: raised.append(new))
+    allow_open_files(16)
+    assert not raised
+    allow_open_files(1000)
+    ((soft, hard),) = raised
+    assert 1000 < soft < hard == 4096
+    limits = (24, 24)
+    with pytest.raises(UnfitNodeError, match=r"found a limit of 24 open files .* for 16 workers; raise it"):
+        allow_open_files(16)
