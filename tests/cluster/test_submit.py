@@ -62,3 +62,9 @@ def test_a_prepared_study_runs_from_the_plain_sbatch_file(cluster: Cluster, proj
     job = cluster.run("sbatch", *options, "my study", cwd=project, PYTHON=sys.executable).stdout.strip()
     assert cluster.wait_for_job(job) == ["COMPLETED"]
     assert completed(project / "my study") == 2
+
+
+def test_a_study_that_is_held_in_the_queue_says_so(cluster: Cluster, project: Path) -> None:
+    submit(cluster, project, "--nodes", "2", "--workers", "1", "--trials", "2", "--set", "sbatch.hold=true")
+    out = cluster.run(sys.executable, "-m", "hpcjobs.status", "my study", "--once", cwd=project).stdout
+    assert "2 nodes in Slurm's queue: JobHeldUser" in out
