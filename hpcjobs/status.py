@@ -47,7 +47,7 @@ examples:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m hpcjobs.status",
-        description="Show where a study stands. Reads only the study's folder; while no node works, Slurm tells why.",
+        description="Show where a study stands. Reads only the study's folder;\nwhile no node works, Slurm tells why.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
