@@ -75,7 +75,7 @@ def write_report(study: OpenStudy) -> None:
          "A dot is a completed trial, the star the best one. Axes leave out far outliers."),
         (bool(data.completed), "", "parallel", report_search.parallel,
          "A line is a trial, the brighter the better; parameters with a logarithmic range have a logarithmic axis."),
-        (any(trial.intermediate_values for trial in data.trials), "Curves", "curves", report_search.curves,
+        (any(len(trial.intermediate_values) > 1 for trial in data.trials), "Curves", "curves", report_search.curves,
          "What trials reported after each epoch. A cross marks where the pruner gave a trial up."),
         (bool(data.spans), "Work", "gantt", report_work.gantt,
          "A lane is a worker, blank where it was idle. Lost: a fault of the machine took the trial, and it went on "

@@ -173,6 +173,15 @@ def test_a_study_without_a_completed_trial_has_a_report(studies: Any) -> None:
     assert list(study.paths.figures.iterdir()) == []
 
 
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_there_are_curves_where_a_trial_has_more_than_one_epoch(studies: Any, epochs: int) -> None:
+    study = studies.create("epochs", trials=1, epochs=epochs)
+    studies.launch(study)
+    studies.finish(study)
+    write_report(study)
+    assert (study.paths.figures / "curves.png").exists() == (epochs > 1)
+
+
 def test_without_matplotlib_the_extra_is_named(night: StudyPaths) -> None:
     program = "import sys; sys.modules['matplotlib'] = None; from hpcjobs import report, errors\n"
     program += f"sys.exit(errors.run_entry(lambda: report.main([{str(night.folder)!r}])))"
