@@ -139,7 +139,7 @@ def show(submission: Submission, console: Console) -> None:
         "time limit": f"{plan.timeout_min} min a job" if plan.timeout_min else "",
     }
     if submission.resumed:
-        rows["trials"] = f"{submission.more_trials} more"
+        rows["trials"] = f"{submission.more_trials} more" if submission.more_trials else "those that are left"
     for name, value in rows.items():
         if value:
             table.add_row(Text(name, style="bold"), Text(value, overflow="fold"))

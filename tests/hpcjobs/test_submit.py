@@ -324,6 +324,8 @@ def test_a_study_is_resumed_with_more_nodes_and_trials_but_never_made_twice(
     assert not (tmp_path / "submitted").exists()
     assert submit(*new) == 2
     assert "found a study there" in capsys.readouterr().err
+    assert submit("--resume", "mine", "--dry-run") == 0
+    assert "those that are left" in capsys.readouterr().out
     assert submit("--resume", "mine", "--nodes", "3", "--trials", "+5", "--set", "account=other") == 0
     assert len(open_study(StudyPaths(project / "mine")).trials()) == 9
     script = (tmp_path / "submitted").read_text()
