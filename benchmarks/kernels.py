@@ -291,7 +291,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Time hip_kernels beside its baselines on the GPU that is here.",
         epilog="example: python -m benchmarks.kernels aggregation voxels --csv kernels.csv",
     )
-    parser.add_argument("groups", nargs="*", choices=[*GROUPS, []], help="what to time (default: all)")
+    parser.add_argument(
+        "groups", nargs="*", choices=[*GROUPS, []], metavar="GROUP", help=f"some of {', '.join(GROUPS)} (default: all)"
+    )
     parser.add_argument("--csv", type=Path, help="also write the table here")
     parser.add_argument("--work", type=Path, default=Path(".bench"), help="folder of the compiled baselines")
     chosen = parser.parse_args(arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import shlex
 import sys
 from pathlib import Path
@@ -105,8 +106,9 @@ def write_report(study: OpenStudy) -> None:
 
 
 def dashboard_command(paths: StudyPaths) -> str:
-    """The command that shows the study in optuna-dashboard, which must be installed (the extra ``dashboard``)."""
-    return f"optuna-dashboard {shlex.quote(str(paths.journal))}"
+    """The command that shows the study in optuna-dashboard; how to get that where it is missing."""
+    missing = importlib.util.find_spec("optuna_dashboard") is None
+    return f"{'pip install optuna-dashboard && ' if missing else ''}optuna-dashboard {shlex.quote(str(paths.journal))}"
 
 
 def _commands(study: OpenStudy) -> str:

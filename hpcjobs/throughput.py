@@ -107,8 +107,8 @@ def report(paths: ThroughputPaths, console: Console, *, with_charts: bool) -> in
         console.print(f"unfinished: mode {', '.join(str(mode or 'as-is') for mode in left)}", style="yellow")
     files = write_report(paths.results, table, with_charts=with_charts)
     console.print(f"written: {len(files)} files in {paths.results}; look at throughput.html", markup=False)
-    where = "NAME.throughput.json beside the profile NAME.yaml" if file.cluster else "a place of your choice"
-    console.print(f"for --mode auto: copy throughput.json to {where}, or give it as --throughput-table", markup=False)
+    copied = "copy throughput.json to NAME.throughput.json beside the profile NAME.yaml, or " if file.cluster else ""
+    console.print(f"for --mode auto: {copied}give throughput.json as --throughput-table", markup=False)
     return 0
 
 
