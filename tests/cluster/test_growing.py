@@ -41,8 +41,8 @@ def test_two_people_add_nodes_and_trials_to_a_running_study(world: World, cluste
     assert [large.wait(400), small.wait(400)] == [0, 0]
     world.budget += 12
     finish(world)
-    arrays = sorted(len(launched.job_ids) for launched in recorded(world.paths))
-    assert arrays == [1, 1, 2], "one array at first, then two at once and one"
+    arrays = sorted(launched.elements for launched in recorded(world.paths))
+    assert arrays == [1, 1, 1, 2], "one array at first, then two for three nodes and one more, each with its record"
     # where all else on this machine is busy the first node may be done before the others are up
     wait_until(lambda: len(list(world.paths.nodes.glob("*.json"))) == 5, "the added nodes to take part")
 
