@@ -136,6 +136,18 @@ class Studies:
                             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.fixture(autouse=True)
+def own_signals() -> Iterator[None]:
+    """What a pulse or an agent does to this process's signals is undone: processes that later tests fork inherit it."""
+    numbers = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
 @pytest.fixture
 def studies(tmp_path: Path) -> Iterator[Studies]:
     made = Studies(tmp_path)

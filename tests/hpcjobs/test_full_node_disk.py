@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,6 @@ from hpcjobs.plan import make_plan
 from hpcjobs.pulse import Pulse
 from hpcjobs.spec import WorkerSpec, control_file, status_file
 from tests.hpcjobs.conftest import study_file
-
-
-@pytest.fixture(autouse=True)
-def own_signals() -> Any:
-    """What a pulse and an agent do to this process's signals is undone."""
-    numbers = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
-    before = [signal.getsignal(number) for number in numbers]
-    yield
-    for number, handler in zip(numbers, before, strict=True):
-        signal.signal(number, handler)
 
 
 def test_a_worker_without_room_for_its_status_still_shows_life_and_ends_in_order(
