@@ -7,6 +7,7 @@ import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, TypeVar
 
 from autospeed_model.errors import UserError
@@ -148,10 +149,10 @@ def _build(kind: type[Options], values: Mapping[str, Any], where: str) -> Option
 def _convert(entry: dataclasses.Field[Any], value: Any) -> Any:
     """Take a whole float for an int, an int for a float and, since YAML 1.1 reads ``1e-6`` as text, numbers as text."""
     wanted: Any = type(entry.default)
-    if wanted is str or (isinstance(value, wanted) and not isinstance(value, bool)):
+    if wanted is str:
         return value
     message = f"{entry.name} is {value!r}: {_allowed(entry)}"
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+    if isinstance(value, bool) or not isinstance(value, (Real, str)):
         raise UserError(message)
     try:
         number = float(value)
@@ -161,7 +162,7 @@ def _convert(entry: dataclasses.Field[Any], value: Any) -> Any:
         if not number.is_integer():
             raise UserError(message)
         return int(number)
-    return number
+    return number  # a plain float: PyTorch's fused optimisers refuse NumPy's
 
 
 def _check_fields(instance: Hyperparameters | TrainingOptions | RuntimeOptions) -> None:

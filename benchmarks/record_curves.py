@@ -64,7 +64,7 @@ def draw(space: dict[str, dict[str, Any]], count: int, seed: int) -> list[dict[s
     settings: list[dict[str, float]] = [{}]
     for point in points:
         values = {}
-        for name, unit in zip(names, point, strict=True):
+        for name, unit in zip(names, point.tolist(), strict=True):
             low, high = float(space[name]["min"]), float(space[name]["max"])
             if space[name]["type"] == "loguniform":
                 values[name] = math.exp(math.log(low) + unit * (math.log(high) - math.log(low)))

@@ -34,6 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.record_curves import read_rows, read_study
+from hpcjobs.budget import is_baseline
 from hpcjobs.config import StudyConfig
 from hpcjobs.errors import UserError, run_entry
 from hpcjobs.sampling import make_pruner, make_sampler, suggest
@@ -155,7 +156,7 @@ class Running:
         if self.epoch == EPOCHS:
             study.tell(self.trial, self.values[-1])
             return False
-        if self.trial.should_prune():
+        if not is_baseline(self.trial._cached_frozen_trial) and self.trial.should_prune():
             study.tell(self.trial, state=TrialState.PRUNED)
             return False
         return True

@@ -14,7 +14,7 @@ from optuna.trial import FrozenTrial, TrialState
 from hpcjobs.failures import Failure, FailureClass
 from hpcjobs.journal_lock import FencedError
 from hpcjobs.owners import OWNER, Owner
-from hpcjobs.study import OpenStudy
+from hpcjobs.study import GIVEN, OpenStudy
 from hpcjobs.text import counted
 
 FAILURE = "hpcjobs:failure"
@@ -44,6 +44,16 @@ def predecessor(trial: FrozenTrial) -> int | None:
     """Number of the trial that this one continues."""
     history = trial.system_attrs.get(HISTORY)
     return history[-1] if history else None
+
+
+def is_baseline(trial: FrozenTrial) -> bool:
+    """Whether it is the first trial of a study, or goes on from it, and took the defaults or what else was given.
+
+    It is never pruned: what is found is compared with it, and learns more slowly at first than parameters that gain
+    little.
+    """
+    first = min([trial.number, *trial.system_attrs.get(HISTORY, [])])
+    return first == 0 and GIVEN in trial.system_attrs
 
 
 def claim(study: OpenStudy, owner: Owner) -> int | None:

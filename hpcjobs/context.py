@@ -12,7 +12,7 @@ from typing import Protocol
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 
-from hpcjobs.budget import TrialTaken, is_ours
+from hpcjobs.budget import TrialTaken, is_baseline, is_ours
 from hpcjobs.paths import CHECKPOINT
 from hpcjobs.trial_files import append_to_curves
 
@@ -111,8 +111,9 @@ class TrialContext:
         self._trial = trial
         self._token = token
         self._clock = clock
-        self._prunes = not isinstance(trial.study.pruner, optuna.pruners.NopPruner)
-        self._reported = set(trial.storage.get_trial(trial._trial_id).intermediate_values)
+        frozen = trial.storage.get_trial(trial._trial_id)
+        self._prunes = not (isinstance(trial.study.pruner, optuna.pruners.NopPruner) or is_baseline(frozen))
+        self._reported = set(frozen.intermediate_values)
 
     @property
     def stop_requested(self) -> bool:

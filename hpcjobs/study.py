@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 # what trials of one study have in common, kept in its journal: with another value they could not be compared or resumed
 _UNCHANGING = ("objective", "direction", "parameters", "fixed", "epochs")
+GIVEN = "fixed_params"  # Optuna's own name: parameters that a queued trial must take
 _SETTINGS = "hpcjobs:settings"
 
 
@@ -179,6 +180,5 @@ def _enqueue(storage: StudyStorage, study_id: int, count: int, starts: Sequence[
     """Append ``count`` waiting trials in one write: one by one, thousands take minutes on a parallel filesystem."""
     with storage.batch():
         for number in range(count):
-            # Optuna's own name for parameters that a queued trial must take
-            attributes = {"fixed_params": starts[number]} if number < len(starts) else {}
+            attributes = {GIVEN: starts[number]} if number < len(starts) else {}
             storage.create_new_trial(study_id, create_trial(state=TrialState.WAITING, system_attrs=attributes))

@@ -3,6 +3,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -26,6 +27,8 @@ def test_values_find_their_place_and_their_type() -> None:
     assert hyperparameters.min_lr == 1e-6
     assert hyperparameters.warmup_epochs == 2 and isinstance(hyperparameters.warmup_epochs, int)
     assert isinstance(hyperparameters.box, float)
+    assert type(from_flat_mapping({"momentum": np.float64(0.9)}, "here")[0].momentum) is float
+    assert type(from_flat_mapping({"seed": np.int64(7)}, "here")[1].seed) is int
     assert (options.size, options.epochs, runtime.compile) == ("s", 3, "never")
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +62,10 @@ class Studies:
         self._studies: list[OpenStudy] = []
         self._launched: Counter[Path] = Counter()
 
-    def create(self, objective: str, **more: Any) -> OpenStudy:
+    def create(self, objective: str, *, starts: Sequence[dict[str, Any]] = (), **more: Any) -> OpenStudy:
         # every test goes through a path that shells and formats stumble over
         paths = StudyPaths(self._folder / 'étude d\'un "soir"' / str(len(self._studies)))
-        study = create_study(paths, study_file(objective, **more))
+        study = create_study(paths, study_file(objective, **more), starts)
         self._studies.append(study)
         return study
 

@@ -218,3 +218,16 @@ def test_the_pruner_of_the_study_file_ends_a_trial(studies: Any) -> None:
     context.report(1, 0.5)
     with pytest.raises(optuna.TrialPruned):
         context.report(2, 5.0)
+
+
+def test_the_first_trial_with_given_parameters_is_never_pruned_nor_are_those_that_go_on_from_it(studies: Any) -> None:
+    never = {"name": "threshold", "options": {"upper": 0.0}}
+    study = studies.create("quadratic", pruner=never, trials=2, starts=[{"x": 0.0}, {"x": 1.0}])
+    claimed(study).report(1, 0.5)
+    second = claimed(study, token="another")
+    with pytest.raises(optuna.TrialPruned):
+        second.report(1, 0.5)
+    recover(study, 0, "mine", Failure(FailureClass.WORKER, "killed"))
+    successor = claimed(study, token="a third")
+    assert successor.number == 2
+    successor.report(2, 0.5)
