@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from autospeed_model import accelerator
 from autospeed_model.accelerator import (
     NODE_CACHE,
     SHARED_CACHE,
@@ -27,6 +28,25 @@ def test_switches_are_set_but_what_is_set_already_wins(tmp_path: Path) -> None:
     prepare_process(found)
     assert found["PYTORCH_MIOPEN_SUGGEST_NHWC"] == "0" and found["TORCHINDUCTOR_CACHE_DIR"] == "/elsewhere"
     assert all(found[name] == value for name, value in SWITCHES.items() if name != "PYTORCH_MIOPEN_SUGGEST_NHWC")
+
+
+def test_the_allocator_of_nvidias_gpus_is_set_only_there_and_not_over_a_users_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "PYTORCH_CUDA_ALLOC_CONF"
+    monkeypatch.setattr(accelerator, "NVIDIA_DRIVER", tmp_path / "version")
+    without = environment(tmp_path)
+    prepare_process(without)
+    assert name not in without
+    (tmp_path / "version").touch()
+    for more, expected in (
+        ({}, "expandable_segments:True"),
+        ({name: "backend:native"}, "backend:native"),
+        ({"PYTORCH_ALLOC_CONF": "backend:native"}, None),
+    ):
+        found = environment(tmp_path, **more)
+        prepare_process(found)
+        assert found.get(name) == expected
 
 
 def test_compiled_code_lies_in_a_private_folder_of_the_node_by_release_of_torch(tmp_path: Path) -> None:
