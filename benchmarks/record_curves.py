@@ -156,10 +156,8 @@ def append(path: Path, row: Row) -> None:
 
 def _process(given: argparse.Namespace, settings: list[dict[str, float]], counter: Any) -> None:
     from autospeed_model.accelerator import prepare_process
-    from benchmarks.first_weights import try_few_algorithms
 
     prepare_process()
-    try_few_algorithms()
     while time.time() < given.deadline:
         with counter.get_lock():
             number = counter.value

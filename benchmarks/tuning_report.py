@@ -107,12 +107,6 @@ def markdown(report: dict[str, Any]) -> str:
     if curves := report.get("curves"):
         lines += ["## Recorded curves", ""]
         lines += [f"- {name}: {_short(value)}" for name, value in curves.items()] + [""]
-    if alone := report.get("alone"):
-        lines += ["## One training at a time", ""]
-        lines += [
-            f"- number {row['number']}: a pass {row['pass_s']} s, the first {row['first_pass_s']} s" for row in alone
-        ]
-        lines += [""]
     if study := report.get("study"):
         lines += ["## Study", ""]
         lines += [f"- {name}: {_short(value)}" for name, value in study.items() if name != "trials"] + [""]
@@ -121,7 +115,7 @@ def markdown(report: dict[str, Any]) -> str:
             {name: {figure: Spread(**one) for figure, one in own.items()}
              for name, own in report["final"]["figures"].items()}, report["final"]["failed"])  # fmt: skip
         header, *rows = rows_of(results)
-        lines += [f"## Gain, {title_of(results)} (by {report['final_by']})", ""]
+        lines += [f"## Gain, {title_of(results)}", ""]
         lines += ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
         lines += ["", "A gain in brackets is smaller than the two deviations together.", ""]
         lines += [f"- {name}: {_short(values)}" for name, values in report.get("settings", {}).items()]
@@ -136,29 +130,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="JSON file to write; Markdown goes to the output")
     parser.add_argument("--curves", type=Path)
-    parser.add_argument("--alone", type=Path, help="lines of trainings that had the device for themselves")
     parser.add_argument("--study", type=Path, help="folder of the study")
-    parser.add_argument("--gain", type=Path, help="folder of benchmarks/tuning_gain.py, if hpcjobs.final did not do it")
     given = parser.parse_args(arguments)
     report: dict[str, Any] = {}
     if given.curves and (rows := read_rows(given.curves)):
         report["curves"] = of_curves(rows)
-    if given.alone and (rows := read_rows(given.alone)):
-        report["alone"] = rows
     if given.study and (given.study / "journal.log").exists():
         report["study"] = of_study(given.study)
-    places = {
-        "hpcjobs.final": (
-            given.study and given.study / "results/final.json",
-            given.study and given.study / "final/final.json",
-        ),
-        "tuning_gain.py": (given.gain and given.gain / "final.json", given.gain and given.gain / "settings.json"),
-    }
-    for by, (figures, settings) in places.items():
-        if "final" not in report and figures and figures.exists():
-            found = json.loads(settings.read_text(encoding="utf-8"))
-            report |= {"final": json.loads(figures.read_text(encoding="utf-8")), "final_by": by,
-                       "settings": found.get("settings", found)}  # fmt: skip
+    figures = given.study and given.study / "results/final.json"
+    if figures and figures.exists():
+        settings = json.loads((given.study / "final/final.json").read_text(encoding="utf-8"))["settings"]
+        report |= {"final": json.loads(figures.read_text(encoding="utf-8")), "settings": settings}
     given.out.write_text(json.dumps(report) + "\n", encoding="utf-8")
     print(markdown(report))
     return 0

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Learning curves of real trainings, and what a study gains, on this machine's GPU: benchmarks/tuning_suite.sh OUT [SECTION...]
-# Sections: where data record study gain alone more report (default: all, within LIMIT seconds, 500).
+# Sections: where data record study gain more report (default: all, within LIMIT seconds, 500).
 # OUT gets curves.jsonl (as trainings end), tuning.json and tuning.log; all else lies in TUNING_WORK. The same command
 # with the same folders goes on with what is there. A section that fails is told and the others go on; the exit code says
 # whether any did. On a CPU, small: DEVICE=cpu HEIGHT=64 WIDTH=128 SEGMENTS=8 ... (the variables below).
@@ -17,14 +17,13 @@ mkdir -p "$work/bin"
 work=$(cd "$work" && pwd)
 device=${DEVICE:-cuda}
 limit=${LIMIT:-500}
-height=${HEIGHT:-256} width=${WIDTH:-512}
-first_segments=${FIRST_SEGMENTS:-160} first_epochs=${FIRST_EPOCHS:-8}
-segments=${SEGMENTS:-150} validation_segments=${VALIDATION_SEGMENTS:-60} frames=${FRAMES:-4}
+height=${HEIGHT:-128} width=${WIDTH:-256}
+segments=${SEGMENTS:-480} validation_segments=${VALIDATION_SEGMENTS:-100} frames=${FRAMES:-4} data_seed=${DATA_SEED:-4}
 count=${COUNT:-240} processes=${PROCESSES:-12} epochs=${EPOCHS:-5}
 trials=${TRIALS:-100} workers=${WORKERS:-8}
 seeds=${SEEDS:-3} final_epochs=${FINAL_EPOCHS:-10}
 # seconds that the sections after the recording, and its last trainings, get
-reserve=${RESERVE:-245}
+reserve=${RESERVE:-150}
 study=$work/study data=$work/data failed=0
 sharing=(--workers "$workers")
 [ "$device" = cpu ] || sharing=(--workers-per-gpu "$workers")
@@ -44,22 +43,6 @@ within() {
   [ "$most" -lt "$left" ] || most=$left
   timeout --foreground -k 10 "$most" "$@"
 }
-prepared() { # NAME SEGMENTS VALIDATION_SEGMENTS SEED
-  within 90 "$python" -m autospeed_model.render "$work/$1-rendered" --segments "$2" --validation-segments "$3" \
-    --frames "$frames" --seed "$4" >"$work/$1-render.log" 2>&1 &&
-    within 60 "$python" -m autospeed_model.prepare "$work/$1-rendered" "$work/$1" --height "$height" --width "$width" \
-      >"$work/$1-prepare.log" 2>&1
-  local code=$?
-  tail -n 1 "$work/$1-render.log"
-  tail -n 8 "$work/$1-prepare.log"
-  return "$code"
-}
-train_first() {
-  [ ! -f "$data/first.pt" ] || return 0
-  within 120 "$python" -m autospeed_model.train --data "$work/first" --out "$work/first-weights" --overwrite \
-    --no-tensorboard --device "$device" --compile never --epochs "$first_epochs" --set batch_size=16 \
-    --set update_images=16 --set mosaic=0 --set warmup_epochs=1
-}
 
 # What there is. A GPU that processes cannot share through MPS must not be shared so by anything below: hpcjobs does
 # without it where the service does not start.
@@ -75,24 +58,18 @@ section_where() {
     chmod +x "$work/bin/nvidia-cuda-mps-control"
   fi
 }
-# The first weights are trained, on scenes of their own, while the others are rendered.
 section_data() {
-  prepared first "$first_segments" 0 1 || return 1
-  say "first weights"
-  train_first >"$work/first.log" 2>&1 &
-  local training=$! code=0
-  prepared data "$segments" "$validation_segments" 3 || code=1
-  wait "$training" || code=1
-  tail -n 4 "$work/first.log"
-  tail -n 3 "$work/first-weights/metrics.csv"
-  [ -f "$data/first.pt" ] || cp "$work/first-weights/best.pt" "$data/first.pt" || code=1
-  return "$code"
+  [ ! -e "$work/.prepared" ] || return 0
+  within 90 "$python" -m autospeed_model.render "$work/rendered" --segments "$segments" \
+    --validation-segments "$validation_segments" --frames "$frames" --seed "$data_seed" &&
+    within 60 "$python" -m autospeed_model.prepare "$work/rendered" "$data" --height "$height" --width "$width" &&
+    touch "$work/.prepared"
 }
 record_for() { # SECONDS
   say "recording for $1 s"
   within $(($1 + 40)) "$python" benchmarks/record_curves.py --study benchmarks/rendered.yaml --data "$data" \
-    --weights "$data/first.pt" --count "$count" --passes "$epochs" --device "$device" --processes "$processes" \
-    --seconds "$1" --out "$out/curves.jsonl"
+    --count "$count" --passes "$epochs" --device "$device" --processes "$processes" --seconds "$1" \
+    --out "$out/curves.jsonl"
 }
 section_record() {
   local seconds=$((limit - SECONDS - reserve))
@@ -101,8 +78,8 @@ section_record() {
 # What the sections between have left of the time.
 section_more() {
   local seconds=$((limit - SECONDS - 40))
-  [ "$seconds" -gt 20 ] || { say "no time is left"; return 0; }
   [ "$(grep -c map "$out/curves.jsonl")" -lt "$count" ] || { say "all are recorded"; return 0; }
+  [ "$seconds" -gt 20 ] || { say "no time is left"; return 0; }
   record_for "$seconds"
 }
 # A study of our own, as anybody would start it on a machine without Slurm. When its time is over, what runs is handed
@@ -118,29 +95,14 @@ section_study() {
 }
 section_gain() {
   within "${GAIN_S:-80}" "$python" -m hpcjobs.final "$study" --seeds "$seeds" --epochs "$final_epochs"
-  [ ! -f "$study/results/final.json" ] || return 0
-  say "no figures from hpcjobs.final: the best recorded parameters instead"
-  [ ! -d "$study/final" ] || within 40 "$python" -m hpcjobs.cancel "$study/final" --wait 20
-  within "${GAIN_S:-80}" "$python" benchmarks/tuning_gain.py "$work/gain" --curves "$out/curves.jsonl" --data "$data" \
-    --seeds "$seeds" --epochs "$final_epochs" --device "$device"
-}
-# What a pass costs where nothing else is on the device: does any parameter cost time?
-section_alone() {
-  local seconds=$((limit - SECONDS - 25))
-  [ "$seconds" -gt 15 ] || { say "no time is left"; return 0; }
-  [ "$seconds" -lt 40 ] || seconds=40
-  within $((seconds + 15)) "$python" benchmarks/record_curves.py --study benchmarks/rendered.yaml --data "$data" \
-    --weights "$data/first.pt" --count 12 --passes 3 --device "$device" --seconds "$((seconds - 5))" \
-    --out "$work/alone.jsonl"
 }
 # Also when the time is over: it is what remains.
 section_report() {
-  timeout 60 "$python" benchmarks/tuning_report.py "$out/tuning.json" --curves "$out/curves.jsonl" --study "$study" \
-    --gain "$work/gain" --alone "$work/alone.jsonl"
+  timeout 60 "$python" benchmarks/tuning_report.py "$out/tuning.json" --curves "$out/curves.jsonl" --study "$study"
 }
 
 sections=("$@")
-[ ${#sections[@]} -gt 0 ] || sections=(where data record study gain alone more report)
+[ ${#sections[@]} -gt 0 ] || sections=(where data record study gain more report)
 for name in "${sections[@]}"; do section "$name" || failed=1; done > >(tee -a "$out/tuning.log") 2>&1
 sleep 0.5 # for tee
 say "all done, failed: $failed" | tee -a "$out/tuning.log"

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import record_curves, tuning_gain, tuning_report
+from benchmarks import record_curves, tuning_report
+from hpcjobs.final_results import FinalResults, Spread
 from hpcjobs.load import load_study
 from hpcjobs.objective import describe, inspect_objective
 from hpcjobs.search_space import check_search_space
@@ -36,25 +37,12 @@ def images(count: int, shade: int) -> tuple[np.ndarray, list[np.ndarray]]:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset with its first weights."""
-    torch = pytest.importorskip("torch")
-    from autospeed_model import checkpoint
-    from autospeed_model.network import AutoSpeed
     from autospeed_model.packed import write_dataset
 
     folder = tmp_path_factory.mktemp("tuning") / "data"
     splits = {"train": images(5, 10), "tune_val": images(3, 90), "evaluation": images(4, 50)}
     write_dataset(folder, "autospeed", splits)
-    torch.manual_seed(7)
-    checkpoint.save_weights(folder / "first.pt", AutoSpeed(64, 64, "n"), {})
     return folder
-
-
-def stem(path: Path) -> Any:
-    """Weights that are deep in the file's network."""
-    from autospeed_model.checkpoint import load_network
-
-    return max(load_network(path).parameters(), key=lambda weights: weights.numel()).detach().numpy()
 
 
 def test_a_study_file_is_read_in_both_forms() -> None:
@@ -82,44 +70,10 @@ def test_a_line_that_was_cut_short_costs_no_other_one(tmp_path: Path) -> None:
     assert record_curves.read_rows(tmp_path / "none") == []
 
 
-def test_a_training_keeps_to_the_weights_that_it_is_given(data: Path, tmp_path: Path) -> None:
-    """With a rate of nearly nothing the last weights are the first ones, not those of a new network."""
-    from benchmarks.first_weights import train_final, train_trial
-
-    still = {"max_lr": 1e-9, "min_lr": 0.0, "batch_size": 4, "update_images": 4}
-    context = tuning_gain.Alone(tmp_path / "final" / "checkpoint.pt", data, 1, "cpu")
-    value = train_final(still, context)
-    assert np.allclose(stem(tmp_path / "final" / "final.pt"), stem(data / "first.pt"), atol=1e-6)
-    assert context.figures["map"] == value and {"precision", "recall", "map50"} <= context.figures.keys()
-    trial = tuning_gain.Alone(tmp_path / "trial" / "checkpoint.pt", data, 1, "cpu")
-    train_trial(still, trial)
-    assert np.allclose(stem(trial.checkpoint), stem(data / "first.pt"), atol=1e-6)
-
-
-def test_a_trial_goes_on_from_its_own_checkpoint(data: Path, tmp_path: Path) -> None:
-    from benchmarks.first_weights import train_trial
-
-    params = {"batch_size": 4, "update_images": 4}
-    context = tuning_gain.Alone(tmp_path / "checkpoint.pt", data, 1, "cpu")
-    train_trial(params, context)
-    before = stem(context.checkpoint)
-    train_trial(params, context)  # nothing is left to train
-    assert np.array_equal(stem(context.checkpoint), before)
-    assert not np.allclose(before, stem(data / "first.pt"), atol=1e-6)
-
-
-def test_without_first_weights_a_trial_says_what_is_missing(tmp_path: Path) -> None:
-    from autospeed_model.errors import UserError
-    from benchmarks.first_weights import train_trial
-
-    with pytest.raises(UserError, match="no first weights"):
-        train_trial({}, tuning_gain.Alone(tmp_path / "checkpoint.pt", tmp_path, 1, "cpu"))
-
-
 def test_a_recording_goes_on_where_it_was_cut_off(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "curves.jsonl"
     command = [sys.executable, str(ROOT / "benchmarks" / "record_curves.py"), "--data", str(data), "--out", str(out)]
-    command += ["--study", str(STUDY), "--weights", str(data / "first.pt"), "--passes", "2", "--processes", "2"]
+    command += ["--study", str(STUDY), "--passes", "2", "--processes", "2"]
     for count in (1, 4):
         subprocess.run([*command, "--count", str(count)], check=True, timeout=400)
     rows = {row["number"]: row for row in record_curves.read_rows(out)}
@@ -135,22 +89,6 @@ def test_processes_that_die_are_replaced_only_so_often(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert done.stdout.count("another one takes its place") == record_curves.REPLACEMENTS
-
-
-def test_the_best_recorded_parameters_are_those_of_a_training_that_ended() -> None:
-    assert tuning_gain.best_of(ROWS, 2) == {"cls": 1.0}
-
-
-def test_a_training_without_figures_has_failed() -> None:
-    trained = [
-        {"setting": "optimised", "seed": 0, "figures": {"map": 0.4}},
-        {"setting": "optimised", "seed": 1, "figures": {"map": 0.5}},
-        {"setting": "default", "seed": 0, "figures": {"map": 0.2}},
-    ]
-    results = tuning_gain.results_of(trained, 4)
-    assert results.failed == 1
-    assert results.gain("map") == pytest.approx(0.25)
-    assert results.figures["optimised"]["map"].values == [0.4, 0.5]
 
 
 def test_equal_values_share_a_rank() -> None:
@@ -169,13 +107,9 @@ def test_curves_are_summed_up_without_what_diverged() -> None:
 
 
 def test_the_report_holds_the_gain_as_a_table() -> None:
-    trained = [
-        {"setting": setting, "seed": seed, "figures": {"map": value + seed / 100}}
-        for setting, value in (("optimised", 0.4), ("default", 0.2))
-        for seed in range(2)
-    ]
-    final = tuning_gain.results_of(trained, 4).as_dict()
-    text = tuning_report.markdown({"final": json.loads(json.dumps(final)), "final_by": "a test"})
+    values = {"optimised": [0.4, 0.41], "default": [0.2, 0.21]}
+    final = FinalResults({setting: {"map": Spread.of(own)} for setting, own in values.items()}, 0).as_dict()
+    text = tuning_report.markdown({"final": json.loads(json.dumps(final))})
     assert "| gain | +20.0 |" in text and "| default | 20.5 ± 0.7 |" in text
 
 
