@@ -66,10 +66,11 @@ class FinalCallback(TrialCallback):
 
 def _report(context: Context, trainer: Trainer) -> None:
     """The training loss, negative so that more is better, as it is in the value that ends the trial and is the last
-    epoch's report."""
+    epoch's report. Its parts count without their gains: those are among the parameters that are compared."""
     if trainer.history and not trainer.finished:
         record = trainer.history[-1]
-        loss = sum(record[name] for name in LOSSES)
+        gains = (trainer.hyperparameters.box, trainer.hyperparameters.cls, trainer.hyperparameters.dfl)
+        loss = sum(record[name] / gain for name, gain in zip(LOSSES, gains, strict=True) if gain)
         context.report(trainer.epoch, -loss, images_per_s=record["images_per_s"])
 
 

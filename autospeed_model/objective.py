@@ -68,12 +68,12 @@ def train_final(params: Mapping[str, Any], context: Context) -> float:
 train_trial.parameters = PARAMETERS  # type: ignore[attr-defined]
 train_trial.value_name = "mAP"  # type: ignore[attr-defined]
 train_trial.needs_data = True  # type: ignore[attr-defined]
-# One H200, size n at 512 x 1024 (docs/performance.md): 5.9 GB at batch 32, 0.6 of them images. What a process takes
-# without a batch is counted with its images here: too much for a large batch rather than too little.
+# One H200, size n at 512 x 1024 (docs/modes.md), with CUDA's context and 0.6 GB of images: 2.4, 5.0 and 15.4 GB at
+# batch 8, 32 and 128.
 train_trial.memory = {  # type: ignore[attr-defined]
     "settings": {"size": "n"},
-    "device_fixed_gb": 0.6,
-    "device_gb_per_image": 5.3 / 32,
+    "device_fixed_gb": 1.6,
+    "device_gb_per_image": 0.108,
 }
 train_trial.imports = ("torch",)  # type: ignore[attr-defined]
 train_trial.environment = DECLARED  # type: ignore[attr-defined]

@@ -158,7 +158,7 @@ def test_what_the_detector_needs_is_known_for_the_size_that_was_measured() -> No
     defaults = {name: declared["default"] for name, declared in train_trial.parameters.items()}
     found = need_of(StudyConfig(parameters=space, trials=200), 1, defaults, memory)
     assert found.batch_sizes == (32,)
-    assert found.memory_gb == pytest.approx(5.9)
+    assert found.memory_gb == pytest.approx(5.056)
     assert choose(found, site(), None).setup.mode == "cpx"
     large = need_of(StudyConfig(parameters=space, trials=200, fixed={"batch_size": 256}), 1, defaults, memory)
     assert choose(large, site(), None).setup.mode == "qpx"
