@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.columns import Columns
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -21,8 +22,8 @@ from hpcjobs.paths import write_atomically
 from hpcjobs.text import counted
 
 CPUS_PER_LINE = 64
-# a worker's letter among its neighbours on the CPUs
-_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+# a worker's character on the CPUs: all of 64 workers differ
+_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+/"
 _COLOURS = ("green", "cyan", "yellow", "magenta", "blue", "bright_green", "bright_cyan", "bright_yellow")
 
 
@@ -48,7 +49,8 @@ def read_map(path: Path) -> dict[str, Any] | None:
 
 
 def draw(placement: Mapping[str, Any], states: Mapping[int, tuple[str, str]]) -> Group:
-    """The map as a picture: a row for each physical GPU, a cell for each of its parts, then the CPUs by NUMA node.
+    """The map as a picture: a row for each physical GPU, a cell for each of its parts; the CPUs by NUMA node; and the
+    CPUs of each worker. The workers' CPUs have a list of their own, since eight of them do not fit into a line.
 
     Args:
         states: a worker's character and colour, by its number.
@@ -60,7 +62,8 @@ def draw(placement: Mapping[str, Any], states: Mapping[int, tuple[str, str]]) ->
     if gpus:
         parts.append(_device_table(gpus, workers, states))
     parts.append(_cpus(workers, placement["numa_of_cpu"]))
-    return Group(*parts)
+    parts.append(Columns([_worker(worker, states) for worker in workers], padding=(0, 2), column_first=True))
+    return Group(*parts, Text())
 
 
 def _device_table(
@@ -91,16 +94,30 @@ def _device_cell(
     held = on_device.get(found[0], [])
     if not held:
         return Text("free", style="dim")
-    cell = Text()
-    for worker in held:
-        mark, colour = states.get(worker["worker"], ("?", "red"))
-        cell.append(f"{mark}{worker['worker']:<3}", style=colour)
-        cell.append(f"cpu {format_cpu_list(worker['cores']) or 'any'} ", style="dim")
-    return cell
+    return Text(" ").join(_mark(worker, states) for worker in held)
+
+
+def _mark(worker: Mapping[str, Any], states: Mapping[int, tuple[str, str]]) -> Text:
+    mark, colour = states.get(worker["worker"], ("?", "red"))
+    return Text(f"{mark}{worker['worker']:<2}", style=colour)
+
+
+def _worker(worker: Mapping[str, Any], states: Mapping[int, tuple[str, str]]) -> Text:
+    letter = Text(_letter(worker["worker"]), style=_colour(worker["worker"]))
+    cpus = Text(format_cpu_list(worker["cores"]) or "any CPU", style="dim")
+    return Text(" ").join([_mark(worker, states), letter, cpus])
+
+
+def _letter(worker: int) -> str:
+    return _LETTERS[worker % len(_LETTERS)]
+
+
+def _colour(worker: int) -> str:
+    return _COLOURS[worker % len(_COLOURS)]
 
 
 def _cpus(workers: Sequence[Mapping[str, Any]], numa_of_cpu: Mapping[str, int | None]) -> Text:
-    """One character a CPU: neighbours of the same letter belong to one worker, ``.`` to none, ``*`` to several."""
+    """One character a CPU: those with the same one belong to one worker, ``.`` to none, ``*`` to several."""
     holders = defaultdict(list)
     for worker in workers:
         for core in worker["cores"]:
@@ -108,14 +125,14 @@ def _cpus(workers: Sequence[Mapping[str, Any]], numa_of_cpu: Mapping[str, int | 
     by_node: dict[Any, list[int]] = defaultdict(list)
     for number, node in numa_of_cpu.items():
         by_node[node].append(int(number))
-    text = Text("CPUs (one letter per worker; . free, * shared)\n", style="dim")
+    text = Text("CPUs (one letter per worker, as listed below; . free, * shared)\n", style="dim")
     for node, cpus in sorted(by_node.items(), key=lambda item: (item[0] is None, item[0])):
         for first in range(0, len(cpus), CPUS_PER_LINE):
             line = sorted(cpus)[first : first + CPUS_PER_LINE]
             text.append(f"NUMA {'?' if node is None else node}  {line[0]:>4} ", style="dim")
             for cpu in line:
                 held = holders.get(cpu, [])
-                letter = "." if not held else "*" if len(held) > 1 else _LETTERS[held[0] % len(_LETTERS)]
-                text.append(letter, style="dim" if not held else _COLOURS[held[0] % len(_COLOURS)])
+                letter = "." if not held else "*" if len(held) > 1 else _letter(held[0])
+                text.append(letter, style=_colour(held[0]) if held else "dim")
             text.append("\n")
     return text
