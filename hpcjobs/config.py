@@ -227,6 +227,7 @@ class ClusterConfig(Strict):
 
     name: Line
     account: Line | None = None
+    account_required: Flag = False  # the site runs no job without one
     slurm_partition: Line | None = None
     qos: Line | None = None
     constraint: Line | None = None  # beside the mode's, joined with &

@@ -7,12 +7,12 @@ import datetime
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcjobs.config import RunConfig, StudyConfig, StudyFile
+from hpcjobs.config import ClusterConfig, RunConfig, StudyConfig, StudyFile
 from hpcjobs.devices import find_gpus
 from hpcjobs.errors import UserError
 from hpcjobs.load import load_cluster, load_study, read_study_file, validate, with_overrides
@@ -45,7 +45,7 @@ class Submission:
     choice: Choice | None = None  # the answer to --mode auto
     warm_start: StudyPaths | None = None
     objective_sets: Mapping[str, str] = field(default_factory=dict)  # variables, as it declares them
-    lacks: str = ""  # a dry run's data that is not there yet
+    lacks: tuple[str, ...] = ()  # what a dry run passes over: data that is not there yet, no account
 
 
 def new_submission(options: argparse.Namespace) -> Submission:
@@ -95,13 +95,12 @@ def new_submission(options: argparse.Namespace) -> Submission:
     from hpcjobs.sampling import check_sampling
 
     check_sampling(study)
-    lacks = ""
-    try:
-        check_data(data, needed=declaration.needs_data)
-    except UserError as error:
-        if not options.dry_run:
-            raise
-        lacks = str(error)  # people look at a plan before hours of preparing data
+    # people look at a plan before hours of preparing data, and before they have a project
+    lacks = _told_or_raised(
+        options,
+        lambda: check_account(cluster, by_hand=options.prepare),
+        lambda: check_data(data, needed=declaration.needs_data),
+    )
     declared = declaration.parameters or {}
     defaults = {name: info["default"] for name, info in declared.items() if "default" in info}
     warm_start = StudyPaths(absolute(options.warm_start)) if options.warm_start is not None else None
@@ -117,6 +116,34 @@ def new_submission(options: argparse.Namespace) -> Submission:
     return Submission(
         paths, file, plan, choice=choice, warm_start=warm_start, objective_sets=declaration.environment, lacks=lacks
     )
+
+
+def check_account(cluster: ClusterConfig | None, *, by_hand: bool = False) -> None:
+    """The job has an account where the site runs none without; ``by_hand``: the user's own sbatch line gives it.
+
+    Raises:
+        UserError: it has none.
+    """
+    if cluster is None or by_hand or not cluster.account_required:
+        return
+    if not (cluster.account or cluster.sbatch.get("account") or os.environ.get("SBATCH_ACCOUNT")):
+        raise UserError(
+            f"--account: found nothing, but cluster {cluster.name} runs no job without one; allowed: an account of "
+            "yours there; give it as --account NAME, or write it into a copy of the profile"
+        )
+
+
+def _told_or_raised(options: argparse.Namespace, *checks: Callable[[], None]) -> tuple[str, ...]:
+    """What the checks find wrong, for a dry run to tell; else the first of it is an error."""
+    found = []
+    for check in checks:
+        try:
+            check()
+        except UserError as error:
+            if not options.dry_run:
+                raise
+            found.append(str(error))
+    return tuple(found)
 
 
 def _choose(options: argparse.Namespace, file: StudyFile, declaration: Declaration) -> Choice:
@@ -173,7 +200,8 @@ def resumed_submission(options: argparse.Namespace) -> Submission:
         overrides[("run", "nodes")] = options.nodes
     file = validate(StudyFile, with_overrides(read_yaml(paths.config), overrides))
     plan = make_plan(file, local_cores=available_cores())
-    return Submission(paths, file, plan, resumed=True, more_trials=int(options.trials or 0))
+    lacks = _told_or_raised(options, lambda: check_account(file.cluster, by_hand=options.prepare))
+    return Submission(paths, file, plan, resumed=True, more_trials=int(options.trials or 0), lacks=lacks)
 
 
 def absolute(path: Path) -> Path:

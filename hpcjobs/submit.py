@@ -182,8 +182,8 @@ def show_dry_run(submission: Submission, console: Console) -> None:
         for name, value in submission.objective_sets.items():
             print(f"{name}={value}")
     print("\nnothing was made or submitted (--dry-run)")
-    if submission.lacks:
-        console.print(Text(f"note: without --dry-run this is an error: {submission.lacks}"), style="yellow")
+    for lack in submission.lacks:
+        console.print(Text(f"note: without --dry-run this is an error: {lack}"), style="yellow")
 
 
 def make(submission: Submission) -> None:

@@ -134,6 +134,41 @@ def test_a_dry_run_shows_the_plan_before_there_is_data(
     assert capsys.readouterr().err.startswith("error: --data")
 
 
+@pytest.mark.parametrize("name", ["lumi", "leonardo", "adastra", "site.yaml"])
+def test_a_site_that_demands_an_account_is_told_by_a_dry_run_and_before_a_study_is_made(
+    name: str, project: Path, slurm: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SBATCH_ACCOUNT", raising=False)
+    arguments = ["--study", "search.yaml", "--cluster", name, "--folder", "mine"]
+    needed = [] if name != "site.yaml" else ["--set", "account_required=true"]
+    assert submit(*arguments, *needed, "--dry-run") == 0
+    shown = capsys.readouterr().out
+    assert "#SBATCH" in shown
+    site = name.removesuffix(".yaml")
+    assert f"this is an error: --account: found nothing, but cluster {site} runs no job without one" in shown
+    assert submit(*arguments, *needed) == 2
+    assert "give it as --account NAME" in capsys.readouterr().err
+    assert not (project / "mine").exists()
+    given = (["--account", "p1"], ["--set", "sbatch.account=p1"], ["--set", "account_required=false"], ["--prepare"])
+    for option in given:
+        assert submit(*arguments, *needed, *option, "--dry-run") == 0
+        assert "this is an error" not in capsys.readouterr().out
+    monkeypatch.setenv("SBATCH_ACCOUNT", "p1")
+    assert submit(*arguments, *needed, "--dry-run") == 0
+    assert "this is an error" not in capsys.readouterr().out
+
+
+def test_a_study_goes_on_only_with_the_account_that_its_site_demands(
+    project: Path, slurm: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SBATCH_ACCOUNT", raising=False)
+    arguments = ["--study", "search.yaml", "--cluster", "site.yaml", "--folder", "mine", "--account", "p1"]
+    assert submit(*arguments, "--set", "account_required=true") == 0
+    assert submit("--resume", "mine", "--set", "account=null") == 2
+    assert "error: --account: found nothing" in capsys.readouterr().err
+    assert submit("--resume", "mine", "--set", "account=p2") == 0
+
+
 def test_a_dry_run_on_this_machine_shows_a_workers_command(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert submit("--study", "search.yaml", "--workers", "2", "--dry-run") == 0
     out = capsys.readouterr().out
