@@ -7,6 +7,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from hpcjobs.errors import UserError, run_entry
 from hpcjobs.mode_choice import Need, choose
 from hpcjobs.throughput_report import write_report

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import journal_latency
 import numpy as np
 import optuna

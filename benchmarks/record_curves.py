@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import yaml
 
+ROOT = Path(__file__).resolve().parents[1]
 Row = dict[str, Any]
 
 # A process that has died is replaced, each so often.
@@ -238,7 +239,7 @@ def record(given: argparse.Namespace, settings: list[dict[str, float]]) -> None:
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="dataset folder made by autospeed_model.prepare")
-    parser.add_argument("--study", type=Path, default=Path("configs/studies/experiment1.yaml"))
+    parser.add_argument("--study", type=Path, default=ROOT / "configs/studies/experiment1.yaml")
     parser.add_argument("--count", type=int, default=240, help="trainings, the defaults' among them")
     parser.add_argument("--passes", type=int, default=30, help="passes over the data of each training")
     parser.add_argument("--weights", type=Path, help="begin each training with these weights (best.pt, last.pt)")
@@ -246,7 +247,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no training after so long")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="the same in all trainings")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/data/curves.jsonl"))
+    parser.add_argument("--out", type=Path, required=True, help="JSON lines; what they hold is not trained again")
     return parser.parse_args(arguments)
 
 

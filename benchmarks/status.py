@@ -22,6 +22,8 @@ import threading
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import optuna
 from rich import box
 from rich.console import Console
@@ -31,11 +33,9 @@ from hpcjobs.budget import claim
 from hpcjobs.heartbeat import BEAT_S, NodeReport, WorkerStatus
 from hpcjobs.owners import Owner
 from hpcjobs.study import OpenStudy, extend, open_study
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from tests.hpcjobs.night import make_night
 
+ROOT = Path(__file__).resolve().parents[1]
 NODES, WORKERS = 4, 64
 REPORTS_A_BEAT = 26
 STOCK = """
@@ -109,6 +109,7 @@ def watch(folder: Path, seconds: float) -> tuple[float, float, float]:
     pid, terminal = pty.fork()
     if pid == 0:
         os.environ.update(COLUMNS="140", LINES="40", TERM="xterm-256color")
+        os.chdir(ROOT)
         os.execv(sys.executable, [sys.executable, "-m", "hpcjobs.status", str(folder)])
     shown = b""
     while b"images/s" not in shown:

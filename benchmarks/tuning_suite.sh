@@ -44,6 +44,13 @@ within() {
   timeout --foreground -k 10 "$most" "$@"
 }
 
+# What a command has started for a study goes on when its time is over: it would take the GPU from what comes next.
+end_if_cut() { # CODE FOLDER
+  case $1 in
+    124 | 137) "$python" -m hpcjobs.cancel "$2" --wait 25 ;;
+  esac
+}
+
 # What there is. A GPU that processes cannot share through MPS must not be shared so by anything below: hpcjobs does
 # without it where the service does not start.
 section_where() {
@@ -78,7 +85,8 @@ section_record() {
 # What the sections between have left of the time.
 section_more() {
   local seconds=$((limit - SECONDS - 40))
-  [ "$(grep -c map "$out/curves.jsonl")" -lt "$count" ] || { say "all are recorded"; return 0; }
+  [ ! -e "$out/curves.jsonl" ] || [ "$(grep -c map "$out/curves.jsonl")" -lt "$count" ] ||
+    { say "all are recorded"; return 0; }
   [ "$seconds" -gt 20 ] || { say "no time is left"; return 0; }
   record_for "$seconds"
 }
@@ -89,12 +97,15 @@ section_study() {
   start+=(--folder "$study" "${sharing[@]}")
   [ ! -d "$study" ] || start=(--resume "$study")
   within "${STUDY_S:-110}" "$python" -m hpcjobs.submit "${start[@]}" || code=$?
-  [ "$code" -ne 124 ] || "$python" -m hpcjobs.cancel "$study" --wait 25
+  end_if_cut "$code" "$study"
   tail -n 4 "$study"/logs/*/node.log "$study"/logs/*/worker_000.log
   return "$code"
 }
 section_gain() {
-  within "${GAIN_S:-80}" "$python" -m hpcjobs.final "$study" --seeds "$seeds" --epochs "$final_epochs"
+  local code=0
+  within "${GAIN_S:-80}" "$python" -m hpcjobs.final "$study" --seeds "$seeds" --epochs "$final_epochs" || code=$?
+  end_if_cut "$code" "$study/final"
+  return "$code"
 }
 # Also when the time is over: it is what remains.
 section_report() {

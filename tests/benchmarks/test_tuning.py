@@ -125,3 +125,20 @@ def test_the_suite_goes_on_after_what_fails_and_reports_what_is_there(tmp_path: 
     log = (tmp_path / "out" / "tuning.log").read_text()
     assert "section gain failed" in log and "report: done" in log
     assert json.loads((tmp_path / "out" / "tuning.json").read_text())["curves"]["trainings"] == 5
+
+
+def test_the_suite_records_what_nothing_was_recorded_of_and_ends_trainings_whose_time_is_over(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$*" >>"$CALLS"\n[ "$2" != hpcjobs.final ] || exec sleep 600\n')
+    python.chmod(0o755)
+    environment = {"DEVICE": "cpu", "TUNING_WORK": str(tmp_path / "work"), "PYTHON": str(python), "GAIN_S": "1"}
+    calls = tmp_path / "calls"
+    done = subprocess.run(
+        [ROOT / "benchmarks" / "tuning_suite.sh", tmp_path / "out", "more", "gain"],
+        env={**os.environ, **environment, "CALLS": str(calls)}, capture_output=True, text=True, timeout=400,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    record, final, cancel = calls.read_text().splitlines()
+    assert record.startswith("benchmarks/record_curves.py") and final.startswith("-m hpcjobs.final")
+    assert cancel == f"-m hpcjobs.cancel {tmp_path}/work/study/final --wait 25"
