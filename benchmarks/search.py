@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import optuna
+import yaml
 from optuna.trial import TrialState
 from rich.console import Console
 from rich.table import Table
@@ -227,13 +228,13 @@ def foretold(curve: Curve) -> Curve:
 
 
 def both_ways(
-    curve: Curve, space: dict[str, Any], workers: int, seed: int, oracle: bool = False
+    curve: Curve, space: dict[str, Any], workers: int, seed: int, oracle: bool = False, way: dict[str, Any] = OURS
 ) -> tuple[Replay, Replay]:
     """The published way and ours, for which an ``oracle`` may tell how trials end."""
     starts = [{name: DEFAULTS[name] for name in space}]
     return (
         replay(PUBLISHED, curve, space, workers, seed, published_sampler),
-        replay(OURS, foretold(curve) if oracle else curve, space, workers, seed, starts=starts),
+        replay(way, foretold(curve) if oracle else curve, space, workers, seed, starts=starts),
     )
 
 
@@ -245,31 +246,35 @@ def compare(
     console: Console,
     what: str,
     oracle: bool = False,
+    way: dict[str, Any] = OURS,
 ) -> dict[str, Any]:
-    """Replay both ways for every number of workers and seed; print and return the medians."""
+    """Replay both ways for every number of workers and seed; print and return the medians, and the value that ours
+    found as a share of theirs, in the mean."""
     table = Table(title=f"{what}; medians of {seeds} seeds")
     for name in ("workers", "epochs: published", "ours", "fewer", "hours: published", "ours", "fewer", "reached by"):
         table.add_column(name, justify="right")
-    table.add_column("all of ours: epochs", justify="right")
+    for name in ("all of ours: epochs", "value"):
+        table.add_column(name, justify="right")
     results: dict[str, Any] = {}
     for workers in numbers:
-        pairs = [both_ways(curves(seed), space, workers, seed, oracle) for seed in range(seeds)]
+        pairs = [both_ways(curves(seed), space, workers, seed, oracle, way) for seed in range(seeds)]
         moments = [ours.reached(theirs.best) for theirs, ours in pairs]
         hours = statistics.median(theirs.seconds for theirs, _ in pairs) / 3600
         our_epochs = statistics.median(moment.epochs for moment in moments)
         our_hours = statistics.median(moment.seconds for moment in moments) / 3600
         our_total = statistics.median(ours.epochs for _, ours in pairs)
+        share = statistics.mean(ours.best / theirs.best for theirs, ours in pairs)
         hits = sum(moment.epochs < math.inf for moment in moments)
         results[str(workers)] = {
             "published_epochs": BUDGET, "published_hours": hours,
             "our_epochs": our_epochs if our_epochs < math.inf else None,
             "our_hours": our_hours if our_hours < math.inf else None,
-            "reached": hits, "seeds": seeds, "our_total_epochs": our_total,
+            "reached": hits, "seeds": seeds, "our_total_epochs": our_total, "value_share": share,
             "duplicates": sum(ours.duplicates for _, ours in pairs),
         }  # fmt: skip
         table.add_row(
             str(workers), str(BUDGET), *_beside(BUDGET, our_epochs, "g"), f"{hours:.3f}",
-            *_beside(hours, our_hours, ".3f"), f"{hits} of {seeds}", f"{our_total:g}",
+            *_beside(hours, our_hours, ".3f"), f"{hits} of {seeds}", f"{our_total:g}", f"{share:.1%}",
         )  # fmt: skip
     console.print(table)
     console.print(f"duplicates among running trials of ours: {sum(row['duplicates'] for row in results.values())}")
@@ -292,12 +297,15 @@ def main() -> int:
     parser.add_argument(
         "--oracle", action="store_true", help="ours knows after a trial's first epoch how it ends: what bounds it"
     )
+    parser.add_argument(
+        "--pruner", type=yaml.safe_load, metavar="YAML", help="ours, as in a study file, instead of asha"
+    )
     parser.add_argument("--json", type=Path, help="also write the medians here")
     given = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore")
     space, _ = read_study(given.study)
-    console = Console(width=130)
+    console = Console(width=140)
     curves: Callable[[int], Curve]
     if given.curves:
         recorded = Recorded(given.curves, space)
@@ -305,7 +313,8 @@ def main() -> int:
     else:
         curves, what = lambda seed: MadeUp(space, seed), "made-up curves"
     what += ", an oracle for ours" if given.oracle else ""
-    results = compare(curves, space, given.workers, given.seeds, console, what, given.oracle)
+    way = {**OURS, "pruner": given.pruner} if given.pruner else OURS
+    results = compare(curves, space, given.workers, given.seeds, console, what, given.oracle, way)
     if given.json:
         given.json.write_text(json.dumps({"curves": str(given.curves or "made up"), **results}, indent=1) + "\n")
     return 0
