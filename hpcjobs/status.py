@@ -29,11 +29,15 @@ from hpcjobs.text import counted
 
 REFRESH_S = 2.0
 PLAIN_REFRESH_S = 10.0
-# Slurm is asked so often, and only while no node works; it gets so long to answer a person who looks
+# Slurm is asked so often, and only while nodes are still to come; it gets so long to answer a person who looks
 ASK_SLURM_S = 30.0
 ANSWER_S = 10.0
+# and no longer than this where the person has nodes that work to look at
+ANSWER_ASIDE_S = 3.0
 # how long the last picture waits for nodes to say that they have ended
 LAST_WORDS_S = 5.0
+# of elements that run or wait
+_TO_COME = slurm_control.ALIVE | slurm_control.WAITING
 
 _EXAMPLES = """\
 examples:
@@ -47,7 +51,7 @@ examples:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m hpcjobs.status",
-        description="Show where a study stands. Reads only the study's folder;\nwhile no node works, Slurm tells why.",
+        description="Show where a study stands. Reads only the study's folder;\nwhy a node is still to come, Slurm tells.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -152,6 +156,8 @@ class Jobs:
     def __init__(self, paths: StudyPaths) -> None:
         self._paths = paths
         self._asked: float | None = None
+        self._aside = False  # asked while nodes worked
+        self._over: set[str] = set()  # jobs of which no element runs or waits: not asked about again
         self._states: list[slurm_control.JobState] | None = None  # None: Slurm does not answer
 
     def any_left(self, now: Snapshot) -> bool:
@@ -162,28 +168,41 @@ class Jobs:
         for job in known:
             if not job.slurm and f"{job.host}_{job.job_ids[0]}" not in ended and process_start(int(job.job_ids[0])):
                 return True
-        states = self._ask(known)
-        return states is None or any(state.state in slurm_control.ALIVE | slurm_control.WAITING for state in states)
+        states = self._ask(known, aside=False)
+        return states is None or any(state.state in _TO_COME for state in states)
 
     def waiting(self, now: Snapshot) -> dict[str, int]:
-        """How many elements wait in the queue, by Slurm's reason; nothing while a node works or Slurm is silent."""
-        if now.finished or now.live_nodes:
+        """How many elements wait in the queue, by Slurm's reason; nothing if all of them work or Slurm is silent."""
+        if now.finished:
             return {}
-        waiting = [state for state in self._ask(recorded(self._paths)) or () if state.state in slurm_control.WAITING]
+        aside = now.live_nodes > 0
+        if self._is_due(aside):
+            known = recorded(self._paths)
+            all_work = aside and sum(job.elements for job in known if job.slurm) <= now.live_nodes
+            self._ask([] if all_work else known, aside)
+        waiting = [state for state in self._states or () if state.state in slurm_control.WAITING]
         told = (state.state if state.reason in ("", "None") else state.reason for state in waiting)
         return dict(Counter(told).most_common())
 
-    def _ask(self, known: list[Launched]) -> list[slurm_control.JobState] | None:
+    def _is_due(self, aside: bool) -> bool:
+        """When the last node ends, what was learnt beside it is old: those that watch for the end wait for this."""
+        if self._asked is None or (self._aside and not aside):
+            return True
+        return time.monotonic() - self._asked > ASK_SLURM_S
+
+    def _ask(self, known: list[Launched], aside: bool) -> list[slurm_control.JobState] | None:
         """The states of all elements, as of the last time that Slurm was asked."""
-        job_ids = [job_id for job in known if job.slurm for job_id in job.job_ids]
-        if not job_ids:
-            return []
-        if self._asked is None or time.monotonic() - self._asked > ASK_SLURM_S:
+        if self._is_due(aside):
+            job_ids = {job_id for job in known if job.slurm for job_id in job.job_ids} - self._over
             try:
-                self._states = list(slurm_control.job_states(job_ids, ANSWER_S).values())
+                answer = slurm_control.job_states(sorted(job_ids), ANSWER_ASIDE_S if aside else ANSWER_S)
             except slurm_control.SlurmUnavailableError:
                 self._states = None
-            self._asked = time.monotonic()
+            else:
+                left = {element.partition("_")[0] for element, state in answer.items() if state.state in _TO_COME}
+                self._over |= job_ids - left
+                self._states = list(answer.values())
+            self._asked, self._aside = time.monotonic(), aside
         return self._states
 
 

@@ -49,7 +49,11 @@ def one_line(now: Snapshot, queue: Mapping[str, int] | None = None) -> str:
 
 
 def _queue_lines(queue: Mapping[str, int] | None) -> list[str]:
-    return [f"{counted(nodes, 'node')} in Slurm's queue: {reason}" for reason, nodes in (queue or {}).items()]
+    """One line, or none."""
+    if not queue:
+        return []
+    reasons = ", ".join(f"{nodes} {reason}" for reason, nodes in queue.items()) if len(queue) > 1 else "".join(queue)
+    return [f"{counted(sum(queue.values()), 'node')} in Slurm's queue: {reasons}"]
 
 
 def percent(now: Snapshot) -> str:

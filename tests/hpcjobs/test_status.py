@@ -141,6 +141,8 @@ class Slurm:
         monkeypatch.setattr(slurm_control, "job_states", self._job_states)
 
     def _job_states(self, job_ids: list[str], timeout_s: float) -> dict[str, JobState]:
+        if not job_ids:
+            return {}
         assert job_ids == ["17"]
         self.asked += 1
         if self.answer is None:
@@ -171,7 +173,25 @@ def test_status_says_why_a_study_waits_for_nodes(
     assert "queue" not in capsys.readouterr().out
 
 
-def test_slurm_is_asked_rarely_and_only_while_no_node_works(studies: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_says_why_other_nodes_wait_while_some_work(
+    studies: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = studies.create("quadratic")
+    slurm = Slurm(study.paths, monkeypatch)
+    slurm.answer = {
+        "17_0": JobState("RUNNING", 60.0, "None"),
+        "17_1": JobState("PENDING", 60.0, "Resources"),
+        "17_2": JobState("PENDING", 60.0, "Priority"),
+    }
+    NodeReport("17_0", "a", "elsewhere", "n1", 1, "x", state="running").write(study.paths)
+    assert main([str(study.paths.folder), "--once"]) == 0
+    assert "\n2 nodes in Slurm's queue: 1 Resources, 1 Priority" in capsys.readouterr().out
+    slurm.answer = None
+    assert main([str(study.paths.folder), "--once"]) == 0
+    assert "queue" not in capsys.readouterr().out
+
+
+def test_slurm_is_asked_rarely_and_only_while_nodes_are_to_come(studies: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     study = studies.create("quadratic")
     slurm = Slurm(study.paths, monkeypatch)
     clock = 1000.0
@@ -190,13 +210,28 @@ def test_slurm_is_asked_rarely_and_only_while_no_node_works(studies: Any, monkey
     slurm.answer = {"17_0": JobState("PENDING", 60.0, "None")}
     clock += ASK_SLURM_S + 1.0
     assert look() == (True, {"PENDING": 1}, 3)
-    slurm.answer = {"17_0": JobState("CANCELLED", 60.0, "None")}
-    clock += ASK_SLURM_S + 1.0
-    assert look() == (False, {}, 4)
+    # some work
     NodeReport("17_0", "a", "elsewhere", "n1", 1, "x", state="running").write(study.paths)
+    now = StudyWatch(study).look()
+    slurm.answer = {"17_0": JobState("RUNNING", 60.0, "None"), "17_1": JobState("PENDING", 60.0, "Priority")}
+    assert look() == (True, {"PENDING": 1}, 3)
+    clock += ASK_SLURM_S + 1.0
+    assert look() == (True, {"Priority": 1}, 4)
+    assert look() == (True, {"Priority": 1}, 4)
+    # all work
+    for number in (1, 2):
+        NodeReport(f"17_{number}", "a", "elsewhere", f"n{number}", 1, "x", state="running").write(study.paths)
     now = StudyWatch(study).look()
     clock += ASK_SLURM_S + 1.0
     assert look() == (True, {}, 4)
+    # none works any more: asked at once, since those who watch wait for the end; of a job that is over never again
+    for number in range(3):
+        NodeReport(f"17_{number}", "a", "elsewhere", f"n{number}", 1, "x", state="ended").write(study.paths)
+    now = StudyWatch(study).look()
+    slurm.answer = {"17_0": JobState("CANCELLED", 60.0, "None")}
+    assert look() == (False, {}, 5)
+    clock += ASK_SLURM_S + 1.0
+    assert look() == (False, {}, 5)
 
 
 def test_a_node_of_this_host_whose_process_has_ended_is_gone(studies: Any) -> None:
