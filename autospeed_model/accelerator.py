@@ -27,8 +27,9 @@ SWITCHES = {
     "OPENCV_FOR_THREADS_NUM": "1",
 }
 # For NVIDIA's GPUs alone: a training at batch 32 holds half a gigabyte less that it does not use. With ROCm a process
-# that allocates so may hang (PyTorch's issue 192259).
-NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+# that allocates so may hang (PyTorch's issue 192259). A container may hide the first of the driver's files, and a node on
+# which nobody has used a GPU since it was started has not yet the second.
+NVIDIA_DRIVER = ("/proc/driver/nvidia/version", "/dev/nvidiactl")
 NVIDIA_SWITCHES = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 ALLOCATOR = "PYTORCH_ALLOC_CONF"  # the same for all builds, since PyTorch 2.9
 # Folders that a site may name.
@@ -48,11 +49,13 @@ def prepare_process(environment: MutableMapping[str, str] = os.environ) -> None:
     """Set :data:`SWITCHES`, :data:`NVIDIA_SWITCHES` where they belong, the folder of compiled code, and this worker's
     own copy of the tuned MIOpen database.
 
+    torch may have been imported before: what is set here it reads when it first uses a GPU or compiles.
+
     :raises UserError: when the database's folder does not exist, or others could plant code in one of compiled code.
     """
     for name, value in SWITCHES.items():
         environment.setdefault(name, value)
-    if NVIDIA_DRIVER.exists() and ALLOCATOR not in environment:
+    if ALLOCATOR not in environment and any(map(os.path.exists, NVIDIA_DRIVER)):
         for name, value in NVIDIA_SWITCHES.items():
             environment.setdefault(name, value)
     if "TORCHINDUCTOR_CACHE_DIR" not in environment:

@@ -149,14 +149,14 @@ def _build(kind: type[Options], values: Mapping[str, Any], where: str) -> Option
 def _convert(entry: dataclasses.Field[Any], value: Any) -> Any:
     """Take a whole float for an int, an int for a float and, since YAML 1.1 reads ``1e-6`` as text, numbers as text."""
     wanted: Any = type(entry.default)
+    message = f"{entry.name} is {value!r}: {_allowed(entry)}"
+    if isinstance(value, bool) or not isinstance(value, str if wanted is str else (Real, str)):
+        raise UserError(message)
     if wanted is str:
         return value
-    message = f"{entry.name} is {value!r}: {_allowed(entry)}"
-    if isinstance(value, bool) or not isinstance(value, (Real, str)):
-        raise UserError(message)
     try:
         number = float(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise UserError(message) from None
     if wanted is int:
         if not number.is_integer():

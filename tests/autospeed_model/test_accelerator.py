@@ -34,19 +34,34 @@ def test_the_allocator_of_nvidias_gpus_is_set_only_there_and_not_over_a_users_ow
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "PYTORCH_CUDA_ALLOC_CONF"
-    monkeypatch.setattr(accelerator, "NVIDIA_DRIVER", tmp_path / "version")
+    files = [tmp_path / "version", tmp_path / "nvidiactl"]
+    monkeypatch.setattr(accelerator, "NVIDIA_DRIVER", tuple(map(str, files)))
     without = environment(tmp_path)
     prepare_process(without)
     assert name not in without
-    (tmp_path / "version").touch()
-    for more, expected in (
-        ({}, "expandable_segments:True"),
-        ({name: "backend:native"}, "backend:native"),
-        ({"PYTORCH_ALLOC_CONF": "backend:native"}, None),
-    ):
-        found = environment(tmp_path, **more)
-        prepare_process(found)
-        assert found.get(name) == expected
+    for file in files:
+        file.touch()
+        for more, expected in (
+            ({}, "expandable_segments:True"),
+            ({name: "backend:native"}, "backend:native"),
+            ({name: ""}, ""),
+            ({"PYTORCH_ALLOC_CONF": "backend:native"}, None),
+        ):
+            found = environment(tmp_path, **more)
+            prepare_process(found)
+            assert found.get(name) == expected
+        file.unlink()
+
+
+def test_the_allocators_settings_count_though_torch_was_imported_before() -> None:
+    code = "import os, sys, torch; os.environ['PYTORCH_CUDA_ALLOC_CONF'] = sys.argv[1]; "
+    code += (
+        "read = getattr(torch._C, '_accelerator_getAllocatorSettings', None); print(read() if read else sys.argv[1])"
+    )
+    wanted = accelerator.NVIDIA_SWITCHES["PYTORCH_CUDA_ALLOC_CONF"]
+    clean = {name: value for name, value in os.environ.items() if not name.endswith("_ALLOC_CONF")}
+    found = subprocess.run([sys.executable, "-c", code, wanted], env=clean, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == wanted
 
 
 def test_compiled_code_lies_in_a_private_folder_of_the_node_by_release_of_torch(tmp_path: Path) -> None:

@@ -46,6 +46,9 @@ def test_values_find_their_place_and_their_type() -> None:
         ({"momentum": 1.5}, "momentum is 1.5: allowed is a number from 0 to 0.9999"),
         ({"size": "xl"}, "size is 'xl': allowed are n, s, m, l, x"),
         ({"precision": "fp8"}, "precision is 'fp8': allowed are auto, fp32, bf16, fp16"),
+        ({"batch_size": 10**400}, "batch_size is 1000"),
+        ({"min_lr": 10**400}, "allowed is a number from 0 to 1"),
+        ({"size": np.array(["n", "s"])}, "allowed are n, s, m, l, x"),
         ({"compile": "perhaps"}, "compile is 'perhaps': allowed are auto, always, never"),
     ],
 )
