@@ -27,8 +27,8 @@ SWITCHES = {
     "OPENCV_FOR_THREADS_NUM": "1",
 }
 # For NVIDIA's GPUs alone: a training at batch 32 holds half a gigabyte less that it does not use. With ROCm a process
-# that allocates so may hang (PyTorch's issue 192259). A container may hide the first of the driver's files, and a node on
-# which nobody has used a GPU since it was started has not yet the second.
+# that allocates so may hang (PyTorch's issue 192259). A container may hide the first of the driver's files, and a node
+# on which nobody has used a GPU since it was started has not yet the second.
 NVIDIA_DRIVER = ("/proc/driver/nvidia/version", "/dev/nvidiactl")
 NVIDIA_SWITCHES = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 ALLOCATOR = "PYTORCH_ALLOC_CONF"  # the same for all builds, since PyTorch 2.9
