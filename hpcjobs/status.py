@@ -51,7 +51,7 @@ examples:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m hpcjobs.status",
-        description="Show where a study stands. Reads only the study's folder;\nwhy a node is still to come, Slurm tells.",
+        description="Show where a study stands. Reads only the study's folder;\nwhy a node waits, Slurm tells.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
