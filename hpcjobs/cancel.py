@@ -41,7 +41,8 @@ def main(arguments: list[str] | None = None) -> int:
             "folder; what waits in the queue is still there: cancel again where Slurm answers"
         ) from None
     counts = count(study)
-    print(f"cancelled: {counts.finished} of {counts.budget} trials have ended, {counts.left} are left")
+    done = "cancelled" if counts.left else "nothing is left to cancel"
+    print(f"{done}: {counts.finished} of {counts.budget} trials have ended, {counts.left} are left")
     if counts.left:
         print(f"to go on: python -m hpcjobs.submit --resume {shlex.quote(str(study.paths.folder))}")
     return 0
