@@ -73,7 +73,8 @@ def write_report(study: OpenStudy) -> None:
         (bool(data.importances), "Parameters", "importances", report_search.importances,
          "What parts the best tenth of the trials from all of them. It says nothing about parameters not searched."),
         (bool(data.completed), "" if data.importances else "Parameters", "slices", report_search.slices,
-         "A dot is a completed trial, the star the best one. Axes leave out far outliers."),
+         "A dot is a completed trial, the star the best one, a tick at the foot a pruned one. Axes leave out far "
+         "outliers."),
         (bool(data.completed), "", "parallel", report_search.parallel,
          "A line is a trial, the brighter the better; parameters with a logarithmic range have a logarithmic axis."),
         (any(len(trial.intermediate_values) > 1 for trial in data.trials), "Curves", "curves", report_search.curves,

@@ -117,12 +117,14 @@ def importances(data: ReportData, path: Path) -> None:
 
 
 def slices(data: ReportData, path: Path) -> None:
-    """The value over each parameter by itself; later trials are brighter."""
+    """The value over each parameter by itself; later trials are brighter. Pruned ones, whose last values are of other
+    epochs, are ticks at the foot: where the search has been."""
     names = list(data.parameters)
     columns = min(4, len(names))
     rows = math.ceil(len(names) / columns)
     figure, grid = new_figure(0.5 + 2.1 * rows, rows, columns, sharey=True, squeeze=False)
     values = [trial.values[0] for trial in data.completed]
+    pruned = [trial for trial in data.trials if trial.state == TrialState.PRUNED]
     points = None
     for axes, name in zip(grid.flat, names, strict=False):
         own = [trial for trial in data.completed if name in trial.params]
@@ -131,6 +133,9 @@ def slices(data: ReportData, path: Path) -> None:
         points = axes.scatter(
             places, heights, c=[trial.number for trial in own], s=12 if len(own) < 1000 else 3, cmap=COLOURS
         )
+        places = [_place(data, name, trial.params[name]) for trial in pruned if name in trial.params]
+        foot = axes.get_xaxis_transform()
+        axes.plot(places, [0.02] * len(places), "|", markersize=7, color=GREY, alpha=0.6, transform=foot)
         if data.best is not None and name in data.best.params:
             axes.plot(
                 _place(data, name, data.best.params[name]), data.best.values[0], "*", markersize=13, color=RED,
