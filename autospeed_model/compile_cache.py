@@ -37,6 +37,11 @@ SOURCES = ("assignment", "augment", "iou", "layers", "loss", "network", "step")
 ACTIVATION_MEMORY_BUDGET = 0.7
 # After so long compilation ahead of time is tried again: a full disk may have been what it failed for.
 REFUSAL_SECONDS = 24 * 3600
+# The node's files of code that go when a new one comes: those that no process has loaded for so long, and the longest
+# unused beyond so much. By disuse alone, since two releases of PyTorch or of our source may take turns on a node.
+UNUSED_SECONDS = 30 * 24 * 3600
+MOST_BYTES = 10 * 1000**3
+CODE_FILES = f"torch-*/{'[0-9a-f]' * 20}.code"  # by their names, below the folder of node_cache()
 
 # What this process has compiled or loaded, by key.
 _made: dict[str, Callable[..., Any]] = {}
@@ -94,11 +99,15 @@ def _ahead_of_time(function: Callable[..., Any], arguments: tuple[Any, ...], key
         if code is None:
             stack.enter_context(_alone(key))
             code = _load(file)
-        if code is not None or _is_recent(refused):
+        if code is not None:
+            _mark_used(file)
             return code
+        if _is_recent(refused):
+            return None
         shared = _shared(f"{key}.code")
         if shared is not None and (code := _load(shared)) is not None:
             _copy(shared, file)
+            _remove_unused(file.parent.parent)
             return code
         log.info("compiling; later processes find the code in %s", file.parent)
         try:
@@ -120,7 +129,29 @@ def _ahead_of_time(function: Callable[..., Any], arguments: tuple[Any, ...], key
         else:
             if shared is not None:
                 _copy(file, shared)
+            _remove_unused(file.parent.parent)
         return code  # type: ignore[no-any-return]
+
+
+def _mark_used(file: Path) -> None:
+    with contextlib.suppress(OSError):  # removed meanwhile, or a disk that takes no more changes
+        os.utime(file)
+
+
+def _remove_unused(base: Path) -> None:
+    """Make room below ``base``, also of other releases. A process that is loading a file keeps it until it is done."""
+    found = []
+    try:
+        for file in base.glob(CODE_FILES):
+            with contextlib.suppress(FileNotFoundError):  # another process makes room, too
+                found.append((file.stat(), file))
+        room = MOST_BYTES
+        for state, file in sorted(found, key=lambda pair: pair[0].st_mtime, reverse=True):
+            room -= state.st_size
+            if room < 0 or time.time() - state.st_mtime > UNUSED_SECONDS:
+                file.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("%s: old compiled code cannot be removed: %s", base, error)
 
 
 def _is_recent(mark: Path) -> bool:

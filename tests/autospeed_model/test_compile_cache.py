@@ -124,6 +124,65 @@ def use_written() -> None:
         assert code() == "called"
 
 
+NEW, OLD = "0" * 20, "1" * 20
+
+
+def code_of(release: str, key: str, age_s: float = 0.0, size: int = 1) -> Path:
+    """A file of compiled code on the node, last used so long ago."""
+    file = compile_cache.node_cache().parent / release / f"{key}.code"
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(b"x" * size)
+    used = time.time() - age_s
+    os.utime(file, (used, used))
+    return file
+
+
+@pytest.mark.parametrize("source", ["compiled", "shared"])
+def test_new_code_takes_the_place_of_what_was_long_unused(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_cache, "_compile", lambda *_: Written())
+    if source == "shared":
+        monkeypatch.setenv(SHARED_CACHE, str(tmp_path / "shared"))
+        compile_cache._ahead_of_time(apply, (), NEW)
+        (compile_cache.node_cache() / f"{NEW}.code").unlink()
+        monkeypatch.setattr(torch.compiler, "load_compiled_function", lambda stream: stream.read)
+    long = compile_cache.UNUSED_SECONDS + 60
+    gone = [code_of(release, OLD, long) for release in ("torch-2.0", compile_cache.node_cache().name)]
+    kept = [code_of("torch-2.0", "2" * 20, long - 120), code_of("torch-2.0", "not ours", long)]
+    assert compile_cache._ahead_of_time(apply, (), NEW) is not None
+    assert not [file for file in gone if file.exists()]
+    assert all(file.exists() for file in (*kept, compile_cache.node_cache() / f"{NEW}.code"))
+
+
+def test_the_longest_unused_code_goes_when_there_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_cache, "_compile", lambda *_: Written())
+    monkeypatch.setattr(compile_cache, "MOST_BYTES", 250)
+    files = [code_of("torch-2.0", str(number) * 20, age_s=100.0 * number, size=100) for number in (3, 1, 2)]
+    monkeypatch.setattr(torch.compiler, "load_compiled_function", lambda stream: stream.read)
+    used = code_of(compile_cache.node_cache().name, "4" * 20, age_s=1000.0, size=100)
+    assert compile_cache._ahead_of_time(apply, (), "4" * 20) is not None, "loaded, so used now"
+    assert all(file.exists() for file in files), "nothing new was written"
+    assert compile_cache._ahead_of_time(apply, (), NEW) is not None
+    assert [file.exists() for file in (*files, used)] == [False, True, False, True]
+
+
+def test_old_code_that_cannot_be_removed_or_is_being_loaded_ends_no_training(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compile_cache, "_compile", lambda *_: Written())
+    loading = code_of("torch-2.0", OLD, compile_cache.UNUSED_SECONDS + 60, size=7)
+    with loading.open("rb") as stream:
+        assert compile_cache._ahead_of_time(apply, (), NEW) is not None
+        assert not loading.exists()
+        assert stream.read() == b"x" * 7
+    folder = code_of("torch-2.0", "not ours").with_name(f"{OLD}.code")
+    folder.mkdir()
+    os.utime(folder, (0, 0))
+    assert compile_cache._ahead_of_time(apply, (), "2" * 20) is not None
+    assert "old compiled code cannot be removed" in caplog.text
+
+
 def test_a_shared_file_that_cannot_be_read_or_replaced_ends_no_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
