@@ -16,9 +16,12 @@ from hpcjobs.text import counted, duration, number_text
 
 NODES_SHOWN = 40
 NODES_NAMED = 4  # of those that say the same
+WORKERS_SHOWN = 8  # different messages of workers that are left out
 # a node with more workers shows them on a line of their own, unless the terminal is wide
 CELLS_IN_LINE = 16
 WIDE = 140
+# what a narrow terminal leaves out, the least needed first
+DISPENSABLE = ("mode", "element", "CPU")
 GONE = ("ended", "gone")
 _NUMBERS = ("trials", "images/s", "CPU", "job ends in")
 
@@ -99,29 +102,40 @@ class Nodes:
         self._lines = sorted(lines, key=lambda line: line.state in GONE)[:NODES_SHOWN]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        most = max(len(line.report.workers) for line in self._lines)
-        inline = most <= CELLS_IN_LINE or options.max_width >= WIDE
-        rows = [_cells_of(line) for line in self._lines]
-        if inline:
-            rows = [{**row, "workers": _workers(line.report)} for row, line in zip(rows, self._lines, strict=True)]
-        names = [name for name in rows[0] if any(row[name] for row in rows)]  # without what no node knows
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+        rows = [{**_cells_of(line), "workers": _workers(line.report)} for line in self._lines]
+        names, gap = self._layout(rows, options.max_width)
+        table = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="bold")
         for name in names:
             table.add_column(name, justify="right" if name in _NUMBERS else "left", no_wrap=True)
         for row in rows:
             table.add_row(*(row[name] for name in names))
         yield Text()
         yield table
-        if not inline:
+        if "workers" not in names:
             yield Text()
+            longest = max(len(line.report.node) for line in self._lines)
             for line in self._lines:
-                yield Text.assemble((f"{line.report.node}  ", "bold"), _workers(line.report))
+                yield Text.assemble((f"{line.report.node:<{longest}}  ", "bold"), _workers(line.report))
         if self._all > len(self._lines):
             yield Text(f"and {counted(self._all - len(self._lines), 'more node')}")
         yield from self._notes()
         shown = dict.fromkeys(worker.state for line in self._lines for worker in line.report.workers)
         legend = "  ".join(f"{mark} {state}" for state, (mark, _) in CELLS.items() if state in shown)
         yield Text(legend, style="dim")
+
+    def _layout(self, rows: list[dict[str, Text | str]], width: int) -> tuple[list[str], int]:
+        """The columns to show, and the gap between them, so that no cell is cut as long as that can be."""
+        names = [name for name in rows[0] if any(row[name] for row in rows)]  # without what no node knows
+        without = [name for name in names if name != "workers"]
+        narrow = [[name for name in without if name not in DISPENSABLE[:count]] for count in range(4)]
+        layouts = [(without, 2), *((some, 1) for some in narrow)]
+        if width >= WIDE or max(len(line.report.workers) for line in self._lines) <= CELLS_IN_LINE:
+            layouts = [(names, 2), (names, 1), *layouts]
+
+        def needed(shown: list[str], gap: int) -> int:
+            return sum(max(len(name), *(len(row[name]) for row in rows)) + gap for name in shown) - gap
+
+        return next((layout for layout in layouts if needed(*layout) <= width), layouts[-1])
 
     def _notes(self) -> list[Text]:
         said: dict[str, dict[str, None]] = {}  # many nodes say the same: one line
@@ -134,10 +148,15 @@ class Nodes:
                 notes.append(
                     Text(f"{line.report.node}: the host is the limit: {line.report.host_limit}", style="yellow")
                 )
-            for worker in line.report.workers:
-                if _is_notable(worker):
-                    text = f"{line.report.element} worker {worker.worker}: {worker.message}"
-                    notes.append(Text(text, style="yellow"))
+        left_out: dict[str, list[str]] = {}
+        for line in self._lines:
+            for worker in filter(_is_notable, line.report.workers):
+                left_out.setdefault(worker.message, []).append(f"{line.report.element} worker {worker.worker}")
+        for message, workers in list(left_out.items())[:WORKERS_SHOWN]:
+            notes.append(Text(f"{_first(workers)}: {message}", style="yellow"))
+        if len(left_out) > WORKERS_SHOWN:
+            others = sum(map(len, list(left_out.values())[WORKERS_SHOWN:]))
+            notes.append(Text(f"and {counted(others, 'more worker')} left out; the logs tell why", style="yellow"))
         return notes
 
 

@@ -337,6 +337,43 @@ def test_what_many_nodes_say_is_one_line(studies: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("width", [60, 80, 140])
+@pytest.mark.parametrize("workers", [4, 64])
+def test_no_cell_of_a_node_is_cut_in_a_narrow_terminal(workers: int, width: int, studies: Any) -> None:
+    study = studies.create("quadratic")
+    for number in range(100, 103):
+        states = [WorkerStatus(n, "t", 1, "x", state="running", images_per_s=300.0) for n in range(workers)]
+        report = NodeReport(f"12345678_{number}", "a", "elsewhere", f"nid001{number}", 1, "x", state="stopping")
+        report.mode, report.workers = "cpx", states
+        report.time_left_s, report.pressure = 38000.0, {"cpu_busy": 0.934}
+        report.write(study.paths)
+    console = Console(width=width, file=io.StringIO(), highlight=False)
+    console.print(render(StudyWatch(study).look()))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    for shown in ("nid001102", "stopping", f"{300 * workers:,}", "10 h 33 min", "job ends in"):
+        assert shown in text
+    assert ("12345678_102" in text) == ("cpx" in text) == (width > 60)
+    assert "#" * min(workers, width) in text
+
+
+def test_what_many_workers_say_is_one_line_and_different_words_do_not_fill_the_screen(studies: Any) -> None:
+    study = studies.create("quadratic")
+    for node in range(2):
+        said = ["no answer"] * 3 + [f"device {n} is taken" for n in range(11)]
+        workers = [WorkerStatus(n, "t", 1, "x", state="left out", message=text) for n, text in enumerate(said)]
+        report = NodeReport(f"17_{node}", "a", "elsewhere", f"n{node}", 1, "x", state="running", workers=workers)
+        report.write(study.paths)
+    console = Console(width=200, file=io.StringIO())
+    console.print(render(StudyWatch(study).look()))
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    assert "17_0 worker 0, 17_0 worker 1, 17_0 worker 2, 17_1 worker 0 and 2 more: no answer" in lines
+    assert "17_0 worker 3, 17_1 worker 3: device 0 is taken" in lines
+    assert sum("is taken" in line for line in lines) == 7
+    assert "and 8 more workers left out; the logs tell why" in lines
+
+
 def test_an_ordinary_end_needs_no_word(studies: Any) -> None:
     study = studies.create("quadratic", trials=2)
     studies.launch(study)
