@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from hpcjobs.doctor import findings_table
 from hpcjobs.load import load_cluster
 from hpcjobs.site import Site, look, parse_modules, parse_partitions, parse_settings, parse_time
 from hpcjobs.site_profile import findings, profile_text
@@ -88,6 +91,21 @@ def test_each_row_says_what_is_wrong_and_what_to_do(what: str, verdict: str, mor
     row = next(row for row in rows if row.what == what)
     assert row.verdict == verdict
     assert bool(row.remedy) == (verdict != "right")
+
+
+def test_the_table_of_findings_cuts_nothing_at_80_columns() -> None:
+    problem = "scontrol show: scontrol: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host"
+    rows = findings(site(SWITCHED, torch=None, problems=[problem]), free_gb=100.0, files=10**9)
+    console = Console(width=80, file=io.StringIO())
+    console.print(findings_table(rows))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= 80
+    words = " ".join(" ".join(lines).split())
+    for row in rows:
+        assert row.found in words
+        assert not row.remedy or f"-> {row.remedy}" in words
+    assert "resolve_ctls_from_dns_srv:" in words
+    assert len(lines) <= 2 * len(rows)
 
 
 def test_of_a_command_that_fails_the_first_line_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
