@@ -12,13 +12,14 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from hpcjobs.config import MODES
 from hpcjobs.errors import UserError, run_entry
 from hpcjobs.load import find_cluster, load_cluster, validate
 from hpcjobs.preflight import check_data, check_new_folder, check_slurm
 from hpcjobs.slurm import check_path
-from hpcjobs.submission import absolute, available_cores, cluster_overrides, default_folder
+from hpcjobs.submission import absolute, available_cores, check_account, cluster_overrides, default_folder
 from hpcjobs.text import counted
 from hpcjobs.throughput_launch import job_script, open_modes, run_here, submit_jobs, wait_for_jobs
 from hpcjobs.throughput_plan import Cell, Setup, ThroughputFile, ThroughputPaths, read_file, write_file
@@ -56,6 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
         paths, file = new_experiment(options)
         if options.dry_run:
             return show_dry_run(paths, file, console)
+        check_account(file.cluster)
         if file.cluster is not None:
             check_slurm(file.cluster.name)
         paths.submitit.mkdir(parents=True)
@@ -104,7 +106,8 @@ def report(paths: ThroughputPaths, console: Console, *, with_charts: bool) -> in
     for finding in findings(table):
         console.print(f"- {finding}", markup=False)
     if left := open_modes(paths, file):
-        console.print(f"unfinished: mode {', '.join(str(mode or 'as-is') for mode in left)}", style="yellow")
+        modes = ", ".join(str(mode or "as-is") for mode in left)
+        console.print(f"unfinished: mode {modes}; --resume FOLDER measures the rest", style="yellow")
     files = write_report(paths.results, table, with_charts=with_charts)
     console.print(f"written: {len(files)} files in {paths.results}; look at throughput.html", markup=False)
     copied = "copy throughput.json to NAME.throughput.json beside the profile NAME.yaml, or " if file.cluster else ""
@@ -166,6 +169,10 @@ def show_dry_run(paths: ThroughputPaths, file: ThroughputFile, console: Console)
         if file.cluster is not None:
             print(f"\n# sbatch text of the job of mode {mode or 'as-is'}\n{job_script(paths, file, mode)}")
     print("nothing was made or submitted (--dry-run)")
+    try:
+        check_account(file.cluster)
+    except UserError as error:
+        console.print(Text(f"note: without --dry-run this is an error: {error}"), style="yellow")
     return 0
 
 

@@ -124,6 +124,18 @@ def test_each_mode_is_a_job_with_its_constraint(folder: Path, capsys: pytest.Cap
     assert not folder.exists()
 
 
+def test_a_missing_account_is_told_by_the_dry_run_and_refused_without_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("SBATCH_ACCOUNT", raising=False)
+    needs = ("--cluster", "emulated", "--set", "account_required=true")
+    assert measure(folder, "measure_fake_images", *needs, "--dry-run") == 0
+    assert "without --dry-run this is an error: --account: found nothing" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(UserError, match="--account: found nothing"):
+        measure(folder, "measure_fake_images", *needs)
+    assert not folder.exists()
+
+
 def test_a_refusal_of_sbatch_is_told_once_and_the_experiment_is_kept(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
