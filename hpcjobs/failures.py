@@ -45,6 +45,8 @@ SUSPICIOUS = frozenset({FailureClass.HOST_MEMORY, FailureClass.DEVICE, FailureCl
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_ROOM_TEXTS = ("no space left on device", "disk quota exceeded")
+# What torch.save says of a path instead: the text of a C++ stream, without the system's error. All parts together.
+_TORCH_WRITE_TEXTS = (("inline_container", "unexpected pos"), ("basic_ios::clear", "iostream error"))
 _GPU_MEMORY_TEXTS = ("hip out of memory", "cuda out of memory", "hiperroroutofmemory", "cuda error: out of memory")
 _DEVICE_TEXTS = (
     "hip error",
@@ -78,7 +80,10 @@ def is_storage_full(error: BaseException) -> bool:
     """Whether a full disk or quota is behind an exception, also one that a library raised while it handled another."""
     cause: BaseException | None = error
     while cause is not None:
-        if getattr(cause, "errno", None) in _NO_ROOM or any(text in _text(cause).lower() for text in _NO_ROOM_TEXTS):
+        text = _text(cause).lower()
+        if getattr(cause, "errno", None) in _NO_ROOM or any(known in text for known in _NO_ROOM_TEXTS):
+            return True
+        if isinstance(cause, RuntimeError) and any(all(part in text for part in parts) for parts in _TORCH_WRITE_TEXTS):
             return True
         cause = cause.__cause__ or cause.__context__
     return False
@@ -120,4 +125,6 @@ def classify(error: BaseException) -> Failure:
         kind = FailureClass.OBJECTIVE
     details = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     message = f"{type(error).__name__}: {_text(error)}"
+    if kind == FailureClass.STORAGE and is_storage_full(error) and not any(known in text for known in _NO_ROOM_TEXTS):
+        message = f"a file could not be written, probably for lack of room: {message}"
     return Failure(kind, _writable(message[:500]), _writable(details[-TRACEBACK_CHARACTERS:]))

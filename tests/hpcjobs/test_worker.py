@@ -80,6 +80,20 @@ def test_a_failure_can_be_written_whatever_its_text() -> None:
     assert "\udcff" not in failure.message + failure.details
 
 
+@pytest.mark.parametrize("numbers", [10, 1_000_000])
+def test_a_full_disk_is_known_by_what_torch_says_of_it(tmp_path: Path, numbers: int) -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(RuntimeError) as full:
+        torch.save({"weights": torch.zeros(numbers)}, "/dev/full")
+    failure = classify(full.value)
+    assert failure.kind == FailureClass.STORAGE and "probably for lack of room: RuntimeError: " in failure.message
+    damaged = tmp_path / "checkpoint.pt"
+    damaged.write_bytes(b"PK\x03\x04" + bytes(1000))
+    with pytest.raises(RuntimeError) as unreadable:
+        torch.load(damaged)
+    assert classify(unreadable.value).kind == FailureClass.OBJECTIVE
+
+
 def test_a_child_that_the_objective_lets_return_does_not_go_on_as_a_worker(studies: Any) -> None:
     study = studies.create("forking", trials=3)
     assert studies.worker(study).wait(300) == EXIT_DONE
