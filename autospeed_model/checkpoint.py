@@ -24,7 +24,10 @@ VERSION = 1
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Let ``write`` fill a file: whoever opens ``path`` sees the old one or the new one, whatever happens."""
+    """Let ``write`` fill a file: whoever opens ``path`` sees the old one or the new one, whatever happens.
+
+    :raises OSError: names ``path``, also where torch.save covers it with an error of its archive.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     temporary = Path(name)
@@ -35,8 +38,11 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink()
+        cause = error.__context__ if isinstance(error, RuntimeError) else error
+        if isinstance(cause, OSError) and cause.filename is None:
+            raise OSError(cause.errno, cause.strerror, str(path)) from error
         raise
 
 

@@ -34,6 +34,21 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path) -> None
     assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoint.pt"]
 
 
+@pytest.mark.parametrize("buffered", [True, False])
+def test_a_full_disk_is_told_with_the_file_that_had_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffered: bool
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.touch()
+    full = os.open("/dev/full", os.O_WRONLY)
+    monkeypatch.setattr(checkpoint.tempfile, "mkstemp", lambda **_: (full, str(temporary)))
+    if not buffered:  # else the error of closing the file hides that of PyTorch's archive
+        monkeypatch.setattr(checkpoint.os, "fdopen", lambda handle, mode: open(handle, mode, buffering=0))  # noqa: PTH123, SIM115
+    with pytest.raises(OSError, match=r"No space left on device: .*last\.pt"):
+        checkpoint.save(tmp_path / "last.pt", checkpoint.WEIGHTS, {"value": torch.zeros(1_000_000)})
+    assert not list(tmp_path.iterdir())
+
+
 def test_reading_never_runs_code_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"format": checkpoint.WEIGHTS, "evil": Evil()}, "evil.pt")
