@@ -24,6 +24,8 @@ def final_figure(study: OpenStudy, plan: FinalPlan, results: FinalResults, path:
             if points:
                 colour = _COLOURS[plan.setting_of(trial.params)]
                 left.plot(*zip(*points, strict=True), color=colour, alpha=0.8, marker="o" if len(points) < 3 else None)
+        if not left.lines:
+            left.text(0.5, 0.5, "nothing before the test", ha="center", color=GREY, transform=left.transAxes)
         left.set(title="While training", xlabel="epoch", ylabel="reported value")
         left.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         names = results.names

@@ -27,6 +27,7 @@ from hpcjobs.partition import discover
 from hpcjobs.paths import write_atomically
 from hpcjobs.placement import DeviceList, UnfitNodeError, check_mode
 from hpcjobs.pressure import HostWatch, busy_devices, on_cpus_alone
+from hpcjobs.text import counted
 from hpcjobs.throughput_crew import Crew, make_crew
 from hpcjobs.throughput_plan import Cell, Setup, ThroughputFile, ThroughputPaths, read_file
 from hpcjobs.throughput_protocol import Protocol
@@ -91,7 +92,8 @@ def _run_setup(
         wanted = setup.per_gpu > 1 and devices.vendor == "nvidia"
         with mps.shared_gpus(node_folder) if wanted else contextlib.nullcontext(False) as with_mps:
             crew = make_crew(plan, paths, setup, job, token, found, Protocol(node_folder))
-            log.info("%s: %d workers on %d logical GPUs", setup.name, len(found), len(devices.gpus))
+            workers, gpus = counted(len(found), "worker"), counted(len(devices.gpus), "logical GPU")
+            log.info("%s: %s on %s", setup.name, workers, gpus)
             facts = _facts(devices, len(cpus), with_mps)
             watched = [cpu.number for cpu in cpus]
             conductor = _Conductor(file, paths, setup, crew, Protocol(node_folder), facts, watched, devices.vendor)
