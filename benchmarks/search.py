@@ -263,7 +263,8 @@ def compare(
         our_epochs = statistics.median(moment.epochs for moment in moments)
         our_hours = statistics.median(moment.seconds for moment in moments) / 3600
         our_total = statistics.median(ours.epochs for _, ours in pairs)
-        share = statistics.mean(ours.best / theirs.best for theirs, ours in pairs)
+        shares = [ours.best / theirs.best for theirs, ours in pairs if ours.found and theirs.found and theirs.best]
+        share = statistics.mean(shares) if shares else None
         hits = sum(moment.epochs < math.inf for moment in moments)
         results[str(workers)] = {
             "published_epochs": BUDGET, "published_hours": hours,
@@ -274,7 +275,8 @@ def compare(
         }  # fmt: skip
         table.add_row(
             str(workers), str(BUDGET), *_beside(BUDGET, our_epochs, "g"), f"{hours:.3f}",
-            *_beside(hours, our_hours, ".3f"), f"{hits} of {seeds}", f"{our_total:g}", f"{share:.1%}",
+            *_beside(hours, our_hours, ".3f"), f"{hits} of {seeds}", f"{our_total:g}",
+            "-" if share is None else f"{share:.1%}",
         )  # fmt: skip
     console.print(table)
     console.print(f"duplicates among running trials of ours: {sum(row['duplicates'] for row in results.values())}")
