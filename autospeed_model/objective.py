@@ -68,8 +68,8 @@ def train_final(params: Mapping[str, Any], context: Context) -> float:
 train_trial.parameters = PARAMETERS  # type: ignore[attr-defined]
 train_trial.value_name = "mAP"  # type: ignore[attr-defined]
 train_trial.needs_data = True  # type: ignore[attr-defined]
-# One H200, size n at 512 x 1024 (docs/modes.md), with CUDA's context and 0.6 GB of images: 2.4, 5.0 and 15.4 GB at
-# batch 8, 32 and 128.
+# One H200, size n at 512 x 1024 (docs/modes.md): 2.4, 5.0 and 15.4 GB at batch 8, 32 and 128. That is what PyTorch had
+# reserved, 0.6 GB of images among it, and 0.75 GB of CUDA's context, measured at batch 32.
 train_trial.memory = {  # type: ignore[attr-defined]
     "settings": {"size": "n"},
     "device_fixed_gb": 1.6,

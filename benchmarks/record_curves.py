@@ -75,11 +75,8 @@ def draw(space: dict[str, dict[str, Any]], count: int, seed: int) -> list[dict[s
     return settings
 
 
-def train(
-    data: Path, settings: dict[str, float], fixed: dict[str, Any], passes: int, device: str, weights: Path | None = None
-) -> Row:
-    """One training with ``settings``, and ``fixed`` for what is not among them; the row says how far it came. It begins
-    with new weights, or those of a file.
+def train(data: Path, settings: dict[str, float], fixed: dict[str, Any], passes: int, device: str) -> Row:
+    """One training with ``settings``, and ``fixed`` for what is not among them; the row says how far it came.
 
     ``pass_s`` is the median over the passes but the first, in which graphs are captured; ``first_pass_s`` that one;
     ``setup_s`` what came before it. None of them holds an evaluation, whose median is ``eval_s``.
@@ -104,8 +101,6 @@ def train(
     parameters, options, runtime = from_flat_mapping(values, "settings")
     splits = dataset.split("train"), dataset.split("tune_val")
     trainer = Trainer(*splits, parameters, options, Runtime.of(runtime, device))
-    if weights is not None:
-        trainer.start_from(weights)
     begun = time.monotonic()
     failure = {}
     try:
@@ -167,7 +162,7 @@ def _process(given: argparse.Namespace, settings: list[dict[str, float]], counte
             return
         if number in given.recorded:
             continue
-        row = train(given.data, settings[number], given.fixed, given.passes, given.device, given.weights)
+        row = train(given.data, settings[number], given.fixed, given.passes, given.device)
         append(given.out, {"number": number, **row, "side_by_side": given.processes, "at": round(time.time(), 2)})
         _release()
 
@@ -242,7 +237,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--study", type=Path, default=ROOT / "configs/studies/experiment1.yaml")
     parser.add_argument("--count", type=int, default=240, help="trainings, the defaults' among them")
     parser.add_argument("--passes", type=int, default=30, help="passes over the data of each training")
-    parser.add_argument("--weights", type=Path, help="begin each training with these weights (best.pt, last.pt)")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no training after so long")
     parser.add_argument("--device", default="cpu")
