@@ -148,25 +148,21 @@ def test_settings_to_record_begin_with_the_defaults_and_fill_the_ranges_evenly()
     assert record_curves.draw(SPACE, 9, seed=0) == settings[:9]
 
 
-def test_a_recording_begins_with_the_weights_that_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recorded_row_has_the_map_of_every_pass_and_sets_the_first_pass_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pytest.importorskip("torch")
-    begun = []
 
     class Training:
         def __init__(self, *_: Any) -> None: ...
 
-        def start_from(self, path: Path) -> None:
-            begun.append(path)
-
         def fit(self, callback: Any) -> None:
-            for value, seconds in ((0.1, 5.0), (0.25, 2.0)):
+            for value, seconds in ((0.1, 5.0), (0.25, 2.0), (0.3, 2.5)):
                 callback.on_epoch(self, {"map": value, "train_s": seconds})
 
     monkeypatch.setattr("autospeed_model.trainer.Trainer", Training)
     monkeypatch.setattr("autospeed_model.packed.PackedDataset", lambda folder: SimpleNamespace(split=str))
     settings = {"max_lr": 0.01}
-    for weights in (None, Path("best.pt")):
-        row = record_curves.train(Path("data"), settings, {}, 2, "cpu", weights)
-        assert row["params"] == settings and row["map"] == [0.1, 0.25]
-        assert (row["pass_s"], row["first_pass_s"]) == (2.0, 5.0)  # graphs are captured in the first one
-    assert begun == [Path("best.pt")]
+    row = record_curves.train(Path("data"), settings, {}, 3, "cpu")
+    assert row["params"] == settings and row["map"] == [0.1, 0.25, 0.3]
+    assert (row["pass_s"], row["first_pass_s"]) == (2.25, 5.0)  # graphs are captured in the first one
