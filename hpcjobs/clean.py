@@ -14,6 +14,7 @@ from pathlib import Path
 from optuna.trial import TrialState
 
 from hpcjobs.errors import UserError, run_entry
+from hpcjobs.final_plan import MAKING
 from hpcjobs.paths import StudyPaths, write_atomically
 from hpcjobs.progress import StudyWatch
 from hpcjobs.study import OpenStudy, open_study
@@ -69,13 +70,13 @@ def main(arguments: list[str] | None = None) -> int:
     for item in items:
         size = item.size
         total += size
-        print(f"{size / 1e6:10.1f} MB  {item.path.relative_to(study.paths.folder)}  ({item.why})")
+        print(f"{size_text(size):>10}  {item.path.relative_to(study.paths.folder)}  ({item.why})")
         if options.remove:
             remove(item)
     if not items:
         print("nothing to remove")
     else:
-        print(f"{total / 1e6:10.1f} MB in all {'removed' if options.remove else '(a dry run: add --remove)'}")
+        print(f"{size_text(total):>10}  in all {'removed' if options.remove else '(a dry run: add --remove)'}")
     return 0
 
 
@@ -100,6 +101,8 @@ def removable(study: OpenStudy, failed: Container[int]) -> Iterator[Item]:
             yield from (Item(path, "of a trial that has ended") for path in ([folder] if whole else sorted(files)))
     if paths.trials.is_dir():
         yield from (Item(path, "a copy that was cut short") for path in paths.trials.glob(".*.partial"))
+    for path in paths.folder.glob(f"{MAKING}*"):
+        yield Item(path, "final trainings whose making was cut short")
     if paths.submitit.is_dir():
         yield Item(paths.submitit, "submitit's files of jobs that have ended")
     if not failed and paths.logs.is_dir():
@@ -136,6 +139,16 @@ def stretches(log: bytes) -> Iterator[tuple[int, bytes]]:
         match = _BEGINS.match(log, start)
         if match and match["trial"]:
             yield int(match["trial"]), log[start:end]
+
+
+def size_text(size: int) -> str:
+    """Bytes in the unit in which they read well."""
+    if size < 1000:
+        return f"{size} B"
+    number, units = size / 1000, ["kB", "MB", "GB", "TB"]
+    while number >= 999.95 and len(units) > 1:
+        number, units = number / 1000, units[1:]
+    return f"{number:.1f} {units[0]}"
 
 
 def remove(item: Item) -> None:

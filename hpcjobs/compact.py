@@ -134,7 +134,7 @@ def main() -> int:
     check_started(paths)
     print(f"records of the last {GRACE_S:.0f} s stay as they are; waiting as long if there are any", flush=True)
     before, after = compact(paths)
-    print(f"{before / 1e6:.1f} MB became {after / 1e6:.1f} MB")
+    print(f"{before:,} bytes became {after:,}")
     return 0
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from hpcjobs.budget import count
 from hpcjobs.errors import UserError, run_entry
-from hpcjobs.final_plan import DEFAULT, FinalPlan, plan_final, read_plan, write_plan
+from hpcjobs.final_plan import DEFAULT, FinalPlan, make_final, plan_final, read_plan
 from hpcjobs.final_results import results_of, table_of, title_of, write_results
 from hpcjobs.launch import cancel_requested, launch
 from hpcjobs.objective import inspect_objective
@@ -22,7 +22,7 @@ from hpcjobs.plan import make_plan
 from hpcjobs.preflight import check_slurm
 from hpcjobs.progress import StudyWatch, best_trial
 from hpcjobs.status import Jobs, watch
-from hpcjobs.study import OpenStudy, create_study, open_study
+from hpcjobs.study import OpenStudy, open_study
 from hpcjobs.submission import available_cores
 from hpcjobs.text import counted, number_text, positive
 
@@ -50,8 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.dry_run:
             print("\nnothing was made or submitted (--dry-run)")
             return 0
-        create_study(paths, plan.file, plan.starts)
-        write_plan(paths, plan)
+        plan = make_final(paths, plan)
     elif plan.best_trial != best.number:
         note = (
             f"trial {best.number} is better than trial {plan.best_trial}, with which these trainings began; to train "

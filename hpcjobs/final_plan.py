@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import secrets
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +19,12 @@ from hpcjobs.errors import UserError
 from hpcjobs.load import read_study_file
 from hpcjobs.paths import StudyPaths, write_atomically
 from hpcjobs.plan import make_plan
+from hpcjobs.study import create_study
 
 BEST, DEFAULT = "optimised", "default"
+# begins the name of a final study's folder as long as it is being made
+MAKING = ".final."
+_TAKEN = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
 SEED = "seed"
 
 
@@ -95,6 +102,35 @@ def _plan_file(paths: StudyPaths) -> Path:
     return paths.folder / "final.json"
 
 
+def make_final(paths: StudyPaths, plan: FinalPlan) -> FinalPlan:
+    """Make the final study under another name beside ``paths``, so that it is whole as soon as it is there.
+
+    A run that was cut short leaves nothing in the way of the next one.
+
+    Returns the plan that counts: of two who make it at once, that of the first.
+
+    Raises:
+        UserError: something else has the name.
+    """
+    making = StudyPaths(paths.folder.with_name(f"{MAKING}{secrets.token_hex(4)}"))
+    try:
+        create_study(making, plan.file, plan.starts)
+        write_plan(making, plan)
+        making.folder.rename(paths.folder)
+    except OSError as error:
+        first = read_plan(paths) if error.errno in _TAKEN else None
+        if first is not None:
+            return first
+        if error.errno not in _TAKEN:
+            raise
+        raise UserError(
+            f"{paths.folder}: found what are no final trainings; allowed: a place that is free; move it away"
+        ) from None
+    finally:
+        shutil.rmtree(making.folder, ignore_errors=True)
+    return plan
+
+
 def write_plan(paths: StudyPaths, plan: FinalPlan) -> None:
     """Keep in the final study's folder what its own study.yaml does not say."""
     kept = {"settings": plan.settings, "starts": plan.starts, "best_trial": plan.best_trial}
@@ -102,7 +138,18 @@ def write_plan(paths: StudyPaths, plan: FinalPlan) -> None:
 
 
 def read_plan(paths: StudyPaths) -> FinalPlan | None:
-    """The plan of a final study that was begun; None where there is none."""
+    """The plan of a final study that was begun; None where there is none.
+
+    Raises:
+        UserError: it is damaged.
+    """
     if not _plan_file(paths).exists():
         return None
-    return FinalPlan(read_study_file(paths), **json.loads(_plan_file(paths).read_bytes()))
+    file = read_study_file(paths)
+    try:
+        return FinalPlan(file, **json.loads(_plan_file(paths).read_bytes()))
+    except (ValueError, TypeError) as error:
+        raise UserError(
+            f"{_plan_file(paths)}: found no plan of final trainings ({error}); allowed: what hpcjobs.final wrote "
+            f"there; move {paths.folder} away to train anew"
+        ) from None

@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hpcjobs.clean import stretches
+import pytest
+
+from hpcjobs.clean import size_text, stretches
 from hpcjobs.progress import best_trial
 
 
@@ -79,6 +81,30 @@ t INFO hpcjobs.worker: trial 3 begins
         (4, begins % 4),
         (3, begins % 3 + b"3 again\n"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (999_949, "999.9 kB"), (999_950, "1.0 MB"), (2_500_000, "2.5 MB"),
+     (3_200_000_000, "3.2 GB"), (1_500_000_000_000_000, "1500.0 TB")],
+)  # fmt: skip
+def test_sizes_have_the_unit_in_which_they_read_well(size: int, text: str) -> None:
+    assert size_text(size) == text
+
+
+def test_small_files_are_told_with_their_size_and_so_is_the_sum(studies: Any) -> None:
+    study = studies.create("quadratic", trials=1)
+    studies.worker(study).wait(120)
+    study.paths.submitit.mkdir()
+    (study.paths.submitit / "1_0_log.out").write_bytes(b"x" * 1500)
+    making = study.paths.folder / ".final.0a1b2c3d"  # as hpcjobs.final leaves it that is killed
+    making.mkdir()
+    (making / "study.yaml").write_bytes(b"x" * 20)
+    lines = [line.split("  (")[0].split() for line in clean(study.paths.folder, "--remove").stdout.splitlines()]
+    assert lines == [
+        ["20", "B", making.name], ["1.5", "kB", "submitit"], ["1.5", "kB", "in", "all", "removed"],
+    ]  # fmt: skip
+    assert not making.exists()
 
 
 def test_a_link_goes_and_what_it_points_to_stays(studies: Any, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from rich.console import Console
 from hpcjobs.budget import count
 from hpcjobs.config import RunConfig, StudyConfig, StudyFile
 from hpcjobs.errors import UserError
-from hpcjobs.final_plan import BEST, DEFAULT, FinalPlan, plan_final
+from hpcjobs.final_plan import BEST, DEFAULT, MAKING, FinalPlan, make_final, plan_final, read_plan
 from hpcjobs.final_results import FinalResults, Spread, table_of
 from hpcjobs.load import write_study_file
 from hpcjobs.paths import StudyPaths
@@ -110,6 +111,53 @@ def test_both_settings_are_trained_with_every_seed_and_compared(studies: Any) ->
     page = study.paths.report.read_text()
     assert "<h2>Final trainings</h2>" in page
     assert "<td>default</td><td>50.5 ± 0.7</td>" in page
+
+
+# hpcjobs.final that is killed when it comes to a function of a module
+KILLED = """
+import importlib, os, signal, sys
+from hpcjobs import errors, final
+def die(*arguments):
+    os.kill(os.getpid(), signal.SIGKILL)
+setattr(importlib.import_module(sys.argv[1]), sys.argv[2], die)
+sys.exit(errors.run_entry(lambda: final.main(sys.argv[3:])))
+"""
+
+
+@pytest.mark.parametrize("where", [("hpcjobs.study", "_enqueue"), ("hpcjobs.final_plan", "write_plan")])
+def test_a_kill_while_the_final_study_is_made_stands_in_the_way_of_nothing(
+    where: tuple[str, str], studies: Any
+) -> None:
+    study = searched(studies)
+    studies.worker(study).wait(120)
+    command = [sys.executable, "-c", KILLED, *where, str(study.paths.folder)]
+    killed = subprocess.run(command, timeout=400, check=False, cwd=HERE)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(list(study.paths.folder.glob(f"{MAKING}*"))) == 1
+    done = final(study.paths.folder, "--seeds", "1")
+    assert done.returncode == 0, done.stderr
+    assert count(open_study(StudyPaths(study.paths.folder / "final"))).completed == 2
+
+
+def test_of_two_who_make_the_final_study_at_once_the_first_one_counts(tmp_path: Path) -> None:
+    first, second = (planned({"x": 0.5, "kind": "a"}, {"x": x, "kind": "a"}) for x in (0.7, 0.8))
+    paths = StudyPaths(tmp_path / "final")
+    assert make_final(paths, first) == first
+    assert make_final(paths, second) == first
+    assert read_plan(paths) == first
+    assert [path.name for path in tmp_path.iterdir()] == ["final"]
+
+
+@pytest.mark.parametrize("held", [{}, {"final.json": "{"}, {"final.json": '{"settings": 1}'}])
+def test_what_is_no_final_study_is_told_and_stays(held: dict[str, str], tmp_path: Path) -> None:
+    paths = StudyPaths(tmp_path / "final")
+    make_final(paths, planned({}, {"x": 0.7, "kind": "a"}))
+    (paths.folder / "final.json").unlink()
+    for name, text in held.items():
+        (paths.folder / name).write_text(text)
+    with pytest.raises(UserError, match=r"final.*move .* away"):
+        make_final(paths, planned({}, {"x": 0.8, "kind": "a"}))
+    assert paths.config.exists()
 
 
 def test_an_objective_without_a_final_training_says_what_to_declare(studies: Any) -> None:
