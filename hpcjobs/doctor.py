@@ -64,25 +64,34 @@ def show(found: Probe, between_nodes: bool | None, console: Console) -> None:
 def examine(profile: Path, name: str, folder: Path, *, as_json: bool) -> int:
     """Look at the site, write its profile, and show what is right, doubtful and wrong there; 1 if anything is wrong.
 
+    Where Slurm says nothing there is no profile to write: an empty one would only stand in the way of the next try.
+
     Raises:
         UserError: there is such a file already.
     """
     if profile.exists():
         raise UserError(f"{profile}: exists already; name a new file, or move this one away")
     site = look()
-    write_atomically(profile, profile_text(site, name))
-    cluster = load_cluster(str(profile))
+    cluster = None
+    if site.partitions:
+        write_atomically(profile, profile_text(site, name))
+        cluster = load_cluster(str(profile))
     space = os.statvfs(folder)
     rows = findings(site, space.f_bavail * space.f_frsize / 1e9, free_files(folder))
+    code = 1 if any(row.verdict == "wrong" for row in rows) else 0
     if as_json:
-        print(json.dumps({"profile": cluster.model_dump(mode="json"), "findings": [asdict(row) for row in rows]}))
+        known = cluster.model_dump(mode="json") if cluster else None
+        print(json.dumps({"profile": known, "findings": [asdict(row) for row in rows]}))
+        return code
+    Console(highlight=False).print(findings_table(rows))
+    if cluster is None:
+        print(f"\nprofile: {profile} was not written, since Slurm names no partition here")
     else:
-        Console(highlight=False).print(findings_table(rows))
         print(
             f"\nprofile: {profile} (look at its lines with a ?), then:\n"
             f"python -m hpcjobs.submit --cluster {shlex.quote(str(profile))} --study ... --dry-run"
         )
-    return 1 if any(row.verdict == "wrong" for row in rows) else 0
+    return code
 
 
 def findings_table(rows: Iterable[Finding]) -> Table:

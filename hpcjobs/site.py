@@ -64,9 +64,13 @@ class SlurmPartition:
 
 @dataclass(frozen=True)
 class Site:
-    """Everything found. ``problems`` are questions that were not answered, and why."""
+    """Everything found. ``problems`` are questions that were not answered, and why.
+
+    ``slurm`` is its version; ``silence`` why Slurm, whose commands are here, answers nothing at all.
+    """
 
     slurm: str | None = None
+    silence: str = ""
     settings: dict[str, str] = field(default_factory=dict)
     partitions: list[SlurmPartition] = field(default_factory=list)
     accounts: list[str] = field(default_factory=list)
@@ -91,6 +95,7 @@ class Site:
 def look(python: str | None = None) -> Site:
     """Ask this machine. Never raises for what is missing: that is an answer, too."""
     problems: list[str] = []
+    errors: dict[str, str] = {}
 
     def ask(*command: str, timeout_s: float = TIMEOUT_S) -> str:
         try:
@@ -98,23 +103,31 @@ def look(python: str | None = None) -> Site:
         except FileNotFoundError:
             return ""
         except (OSError, subprocess.TimeoutExpired) as error:
+            errors[command[0]] = str(error)
             problems.append(f"{command[0]}: {error}")
             return ""
         if done.returncode != 0:
-            said = (done.stderr or done.stdout).strip().splitlines()  # the first line is the cause, mostly
+            errors[command[0]] = (done.stderr or done.stdout).strip()
+            said = errors[command[0]].splitlines()  # the first line is the cause, mostly
             problems.append(f"{' '.join(command[:2])}: {said[0][:200] if said else f'exit code {done.returncode}'}")
             return ""
         return done.stdout
 
     settings = parse_settings(ask("scontrol", "show", "config"))
     partitions = parse_partitions(ask("sinfo", "--noheader", f"--format={_PARTITION_FIELDS}"))
-    user = f"user={getpass.getuser()}"
-    accounts = ask("sacctmgr", "--noheader", "--parsable2", "show", "associations", user, "format=account")
+    silence, accounts, version = "", "", None
+    if {"scontrol", "sinfo"} <= errors.keys():
+        silence = why_silent(errors["scontrol"])
+        problems.clear()
+    else:
+        user = f"user={getpass.getuser()}"
+        accounts = ask("sacctmgr", "--noheader", "--parsable2", "show", "associations", user, "format=account")
+        version = re.search(r"(\d+\.\d+\.\d+)", ask("sbatch", "--version"))
     known = ask("bash", "-lc", "type module >/dev/null 2>&1 && module --terse avail 2>&1 || true", timeout_s=30)
     imported = ask(python or sys.executable, "-c", "import torch; print(torch.__version__)", timeout_s=120)
-    version = re.search(r"(\d+\.\d+\.\d+)", ask("sbatch", "--version"))
     return Site(
         slurm=version.group(1) if version else None,
+        silence=silence,
         settings=settings,
         partitions=partitions,
         accounts=sorted({line.strip() for line in accounts.splitlines() if line.strip()}),
@@ -125,6 +138,13 @@ def look(python: str | None = None) -> Site:
         torch=imported.strip().splitlines()[-1] if imported.strip() else None,
         problems=[problem for problem in problems if "import torch" not in problem],
     )
+
+
+def why_silent(said: str) -> str:
+    """What Slurm's commands say where none of them gets an answer, in words that tell a person where to look."""
+    if "configuration source" in said:
+        return "its commands find no slurm.conf here, and none by DNS"
+    return f"its commands get no answer: {said.splitlines()[0][:200] if said else 'they say nothing'}"
 
 
 def parse_settings(text: str) -> dict[str, str]:

@@ -94,11 +94,10 @@ def findings(site: Site, free_gb: float, files: int | None) -> list[Finding]:
 
 def _of_slurm(site: Site) -> list[Finding]:
     if site.slurm is None:
-        return [
-            Finding(
-                "Slurm", "wrong", "sbatch is not here, or does not answer", "run this on a login node of the cluster"
-            )
-        ]
+        remedy = "run this on a login node of the cluster"
+        if site.silence:
+            remedy += "; if this is one, export SLURM_CONF=... to its file, or ask the site whether Slurm is up"
+        return [Finding("Slurm", "wrong", site.silence or "sbatch is not here, or does not answer", remedy)]
     version = tuple(int(part) for part in site.slurm.split(".")[:2])
     old = version < OLDEST_SLURM
     rows = [Finding("Slurm", "doubtful" if old else "right", site.slurm, "tested with 22.05 and newer" if old else "")]

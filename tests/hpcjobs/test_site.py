@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from hpcjobs.doctor import findings_table
+from hpcjobs.doctor import examine, findings_table
 from hpcjobs.load import load_cluster
 from hpcjobs.site import Site, look, parse_modules, parse_partitions, parse_settings, parse_time
 from hpcjobs.site_profile import findings, profile_text
@@ -94,7 +95,7 @@ def test_each_row_says_what_is_wrong_and_what_to_do(what: str, verdict: str, mor
 
 
 def test_the_table_of_findings_cuts_nothing_at_80_columns() -> None:
-    problem = "scontrol show: scontrol: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host"
+    problem = "sacctmgr --noheader: sacctmgr: error: slurm_persist_conn_open_without_init: Unable to contact slurmdbd"
     rows = findings(site(SWITCHED, torch=None, problems=[problem]), free_gb=100.0, files=10**9)
     console = Console(width=80, file=io.StringIO())
     console.print(findings_table(rows))
@@ -104,14 +105,46 @@ def test_the_table_of_findings_cuts_nothing_at_80_columns() -> None:
     for row in rows:
         assert row.found in words
         assert not row.remedy or f"-> {row.remedy}" in words
-    assert "resolve_ctls_from_dns_srv:" in words
+    assert "slurm_persist_conn_open_without_init:" in words
     assert len(lines) <= 2 * len(rows)
 
 
+NO_CONFIGURATION = """\
+: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host
+: error: fetch_config: DNS SRV lookup failed
+: fatal: Could not establish a configuration source"""
+NO_CONTROLLER = ": error: Unable to contact slurm controller (connect failure)"
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [(NO_CONFIGURATION, "find no slurm.conf here, and none by DNS"), (NO_CONTROLLER, "(connect failure)"), ("", "")],
+)
+def test_a_slurm_that_does_not_answer_is_one_row_with_its_remedy_and_no_profile(
+    said: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in ("scontrol", "sinfo", "sacctmgr", "sbatch"):
+        path = tmp_path / command
+        path.write_text(f"#!/bin/sh\ncat >&2 <<END\n{said.replace(': ', command + ': ')}\nEND\nexit 1\n")
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    profile = tmp_path / "mine.yaml"
+    assert examine(profile, "mine", tmp_path, as_json=True) == 1
+    found = json.loads(capsys.readouterr().out)
+    (row,) = [row for row in found["findings"] if row["verdict"] != "right" and row["what"] in ("Slurm", "question")]
+    assert told in row["found"] and "DNS SRV" not in row["found"] and "SLURM_CONF" in row["remedy"]
+    assert found["profile"] is None and not profile.exists()
+    examine(profile, "mine", tmp_path, as_json=False)
+    assert f"{profile} was not written" in capsys.readouterr().out
+
+
 def test_of_a_command_that_fails_the_first_line_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sinfo = tmp_path / "sinfo"
-    sinfo.write_text("#!/bin/sh\necho 'sinfo: error: no controller\nsinfo: fatal: gone' >&2\nexit 1\n")
-    sinfo.chmod(0o755)
+    for name, script in (
+        ("sinfo", "echo 'sinfo: error: no controller\nsinfo: fatal: gone' >&2\nexit 1"),
+        ("scontrol", "echo MaxArraySize = 1001"),  # the others answer
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert "sinfo --noheader: sinfo: error: no controller" in look(sys.executable).problems
 
