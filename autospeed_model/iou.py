@@ -30,7 +30,9 @@ def complete_iou(first: Tensor, second: Tensor) -> Tensor:
     distance = ((bx1 + bx2 - ax1 - ax2).square() + (by1 + by2 - ay1 - ay2).square()) / 4
     aspect = (4 / math.pi**2) * (torch.atan(b_width / b_height) - torch.atan(a_width / a_height)).square()
     with torch.no_grad():
-        weight = aspect / (aspect - iou + (1 + EPSILON))
+        # Divisions of compiled code may give an IoU of a little more than 1, beside which the usual
+        # aspect - iou + (1 + EPSILON) can be 0.
+        weight = aspect / (aspect + (1 - iou).clamp(min=0) + EPSILON)
     return iou - (distance / diagonal + aspect * weight)
 
 
