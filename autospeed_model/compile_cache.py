@@ -6,6 +6,8 @@ code suits its arguments is left to the file's name, so that a key must name all
 Elsewhere every process traces, and PyTorch's caches hold the code.
 
 A folder on the shared filesystem, if one is named, gives fresh nodes what others have compiled.
+
+What nobody uses any more is deleted in both.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import logging
 import os
 import shutil
@@ -37,11 +40,14 @@ SOURCES = ("assignment", "augment", "iou", "layers", "loss", "network", "step")
 ACTIVATION_MEMORY_BUDGET = 0.7
 # After so long compilation ahead of time is tried again: a full disk may have been what it failed for.
 REFUSAL_SECONDS = 24 * 3600
-# The node's files of code that go when a new one comes: those that no process has loaded for so long, and the longest
-# unused beyond so much. By disuse alone, since two releases of PyTorch or of our source may take turns on a node.
+# What goes from the node, or from the shared folder, when a new file comes there: what no process has loaded from there
+# for so long, and the longest unused beyond so much. By disuse alone, since two releases of PyTorch or of our source
+# may take turns. By their names, since a user may keep other things in such a folder.
 UNUSED_SECONDS = 30 * 24 * 3600
 MOST_BYTES = 10 * 1000**3
-CODE_FILES = f"torch-*/{'[0-9a-f]' * 20}.code"  # by their names, below the folder of node_cache()
+_KEY = "[0-9a-f]" * 20
+NODE_FILES = (f"torch-*/{_KEY}.code",)
+SHARED_FILES = (f"{_KEY}.code", f"{_KEY}.bin")
 
 # What this process has compiled or loaded, by key.
 _made: dict[str, Callable[..., Any]] = {}
@@ -105,9 +111,12 @@ def _ahead_of_time(function: Callable[..., Any], arguments: tuple[Any, ...], key
         if _is_recent(refused):
             return None
         shared = _shared(f"{key}.code")
-        if shared is not None and (code := _load(shared)) is not None:
+        if shared is not None:
+            _mark_used(shared)  # before it is read: other nodes make room there at any time
+            code = _load(shared)
+        if shared is not None and code is not None:
             _copy(shared, file)
-            _remove_unused(file.parent.parent)
+            _remove_unused(file.parent.parent, NODE_FILES)
             return code
         log.info("compiling; later processes find the code in %s", file.parent)
         try:
@@ -127,9 +136,10 @@ def _ahead_of_time(function: Callable[..., Any], arguments: tuple[Any, ...], key
             log.warning("what was compiled cannot be kept, so every other process traces for itself: %s", error)
             _write(refused, b"")
         else:
+            _remove_unused(file.parent.parent, NODE_FILES)
             if shared is not None:
                 _copy(file, shared)
-            _remove_unused(file.parent.parent)
+                _remove_unused(shared.parent, SHARED_FILES)
         return code  # type: ignore[no-any-return]
 
 
@@ -138,11 +148,12 @@ def _mark_used(file: Path) -> None:
         os.utime(file)
 
 
-def _remove_unused(base: Path) -> None:
-    """Make room below ``base``, also of other releases. A process that is loading a file keeps it until it is done."""
+def _remove_unused(base: Path, patterns: tuple[str, ...]) -> None:
+    """Make room below ``base``, also of other releases. A process of this node that is loading a file keeps it until it
+    is done; one of another node may find it gone, and compiles."""
     found = []
     try:
-        for file in base.glob(CODE_FILES):
+        for file in itertools.chain.from_iterable(base.glob(pattern) for pattern in patterns):
             with contextlib.suppress(FileNotFoundError):  # another process makes room, too
                 found.append((file.stat(), file))
         room = MOST_BYTES
@@ -210,8 +221,10 @@ def first_compilation(key: str) -> Iterator[None]:
             stack.close()
             yield
             return
-        artifacts = _shared(f"{key}.bin")
-        found = None if artifacts is None else _read(artifacts)
+        artifacts, found = _shared(f"{key}.bin"), None
+        if artifacts is not None:
+            _mark_used(artifacts)
+            found = _read(artifacts)
         if found is not None and torch.compiler.load_cache_artifacts(found) is not None:
             yield
         else:
@@ -220,6 +233,7 @@ def first_compilation(key: str) -> Iterator[None]:
             made = torch.compiler.save_cache_artifacts()
             if artifacts is not None and made is not None:
                 _write(artifacts, made[0])
+                _remove_unused(artifacts.parent, SHARED_FILES)
         _write(done, b"")
 
 

@@ -1,3 +1,4 @@
+import errno
 import os
 import shutil
 import subprocess
@@ -165,6 +166,70 @@ def test_the_longest_unused_code_goes_when_there_is_too_much(monkeypatch: pytest
     assert all(file.exists() for file in files), "nothing new was written"
     assert compile_cache._ahead_of_time(apply, (), NEW) is not None
     assert [file.exists() for file in (*files, used)] == [False, True, False, True]
+
+
+def shared_file(folder: Path, name: str, age_s: float = 0.0) -> Path:
+    """A file of 100 bytes in the shared folder, last used so long ago."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    file = folder / name
+    file.write_bytes(b"x" * 100)
+    used = time.time() - age_s
+    os.utime(file, (used, used))
+    return file
+
+
+@pytest.mark.parametrize("kind", ["code", "bin"])
+def test_the_shared_folder_is_bounded_by_disuse_as_the_node_is(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_cache, "_compile", lambda *_: Written())
+    monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: (b"x" * 100, None))
+    monkeypatch.setattr(torch.compiler, "load_compiled_function", lambda stream: stream.read)
+    monkeypatch.setattr(torch.compiler, "load_cache_artifacts", lambda content: content)
+    shared, long = tmp_path / "shared", compile_cache.UNUSED_SECONDS + 60
+    monkeypatch.setenv(SHARED_CACHE, str(shared))
+    gone = [shared_file(shared, f"{OLD}.{one}", long) for one in ("code", "bin")]
+    kept = [shared_file(shared, name, long) for name in ("results.code", f"{OLD}.csv", f"{OLD}0.bin")]
+    kept += [shared_file(shared, f"{'2' * 20}.code", long - 120)]
+    used = shared_file(shared, f"{'3' * 20}.{kind}", long)
+
+    def need(key: str) -> None:
+        """On a node that has nothing yet."""
+        monkeypatch.setenv(NODE_CACHE, str(tmp_path / f"node {key}"))
+        if kind == "code":
+            assert compile_cache._ahead_of_time(apply, (), key) is not None
+        else:
+            with first_compilation(key):
+                pass
+
+    need("3" * 20)
+    assert all(file.exists() for file in (*gone, *kept, used)), "nothing new was written there"
+    need(NEW)
+    new = shared / f"{NEW}.{kind}"
+    assert not [file for file in gone if file.exists()]
+    assert all(file.exists() for file in (*kept, used, new)), "what a node has just taken is in use"
+
+    counted = [kept[3], used, new, new]  # the next one is as large
+    monkeypatch.setattr(compile_cache, "MOST_BYTES", sum(file.stat().st_size for file in counted) - 1)
+    need("4" * 20)
+    assert [file.exists() for file in (*kept[:3], used, new, kept[3])] == [True] * 5 + [False]
+
+
+def test_shared_code_that_another_node_removes_while_it_is_read_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shared = shared_file(tmp_path / "shared", f"{NEW}.code")
+    monkeypatch.setenv(SHARED_CACHE, str(shared.parent))
+    monkeypatch.setattr(compile_cache, "_compile", lambda *_: Written())
+
+    def gone(stream: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))  # what NFS says of a file that another node has removed
+
+    monkeypatch.setattr(torch.compiler, "load_compiled_function", gone)
+    code = compile_cache._ahead_of_time(apply, (), NEW)
+    assert code is not None and code() == "called"
+    assert f"{shared}: cannot be loaded, so it is compiled anew" in caplog.text
+    assert shared.read_text() == "whole"
 
 
 def test_old_code_that_cannot_be_removed_or_is_being_loaded_ends_no_training(
