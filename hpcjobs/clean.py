@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 import shutil
 import sys
 from collections import defaultdict
@@ -16,7 +17,8 @@ from optuna.trial import TrialState
 from hpcjobs.errors import UserError, run_entry
 from hpcjobs.final_plan import MAKING
 from hpcjobs.paths import StudyPaths, write_atomically
-from hpcjobs.progress import StudyWatch
+from hpcjobs.progress import LIVE, StudyWatch
+from hpcjobs.status_look import look_again
 from hpcjobs.study import OpenStudy, open_study
 from hpcjobs.text import counted
 from hpcjobs.trial_files import checkpoints, no_longer_needed, trial_folders
@@ -81,12 +83,21 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _check_ended(study: OpenStudy) -> None:
-    now = StudyWatch(study).look()
-    counts = now.counts
-    if counts.left or now.live_nodes:
+    watched = StudyWatch(study)
+    now = look_again(study.paths, watched, watched.look())
+    counts, folder = now.counts, shlex.quote(str(study.paths.folder))
+    at_work = [line.report.node for line in now.nodes if line.state in LIVE]
+    if counts.left:
         raise UserError(
             f"{study.paths.folder}: the study has not ended ({counted(counts.running, 'trial')} running, "
-            f"{counts.waiting} waiting); allowed: a study that has ended, since the others go on from their checkpoints"
+            f"{counts.waiting} waiting); allowed: a study that has ended, since the others go on from their "
+            f"checkpoints. Bring it to its end: python -m hpcjobs.submit --resume {folder}"
+        )
+    if at_work:
+        raise UserError(
+            f"{study.paths.folder}: all trials have ended, but {counted(len(at_work), 'node')} not yet "
+            f"({', '.join(at_work[:4])}); allowed: a study whose nodes have ended. Try again in a minute, or end them: "
+            f"python -m hpcjobs.cancel {folder}"
         )
 
 

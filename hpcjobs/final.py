@@ -22,6 +22,7 @@ from hpcjobs.plan import make_plan
 from hpcjobs.preflight import check_slurm
 from hpcjobs.progress import StudyWatch, best_trial
 from hpcjobs.status import Jobs, watch
+from hpcjobs.status_look import look_again
 from hpcjobs.study import OpenStudy, open_study
 from hpcjobs.submission import available_cores
 from hpcjobs.text import counted, number_text, positive
@@ -128,7 +129,8 @@ def _show(plan: FinalPlan, console: Console) -> None:
 
 def _start(final: OpenStudy, console: Console) -> None:
     """Start node agents unless some are there already."""
-    if Jobs(final.paths).any_left(StudyWatch(final).look()):
+    watched = StudyWatch(final)
+    if Jobs(final.paths).any_left(look_again(final.paths, watched, watched.look())):
         return
     plan = make_plan(final.file, local_cores=available_cores())
     if plan.cluster is not None:

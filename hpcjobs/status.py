@@ -9,6 +9,7 @@ import shlex
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -22,7 +23,8 @@ from hpcjobs.launch import Launched, recorded
 from hpcjobs.owners import process_start
 from hpcjobs.paths import StudyPaths
 from hpcjobs.placement_map import draw, read_map
-from hpcjobs.progress import Snapshot, StudyWatch
+from hpcjobs.progress import LIVE, Snapshot, StudyWatch
+from hpcjobs.status_look import look_again
 from hpcjobs.status_view import CELLS, GONE, one_line, render
 from hpcjobs.study import open_study
 from hpcjobs.text import counted
@@ -63,14 +65,18 @@ def main(arguments: list[str] | None = None) -> int:
     paths = StudyPaths(options.folder)
     watched, now = _open(paths)
     console = Console(highlight=False)
-    if options.json:
-        print(json.dumps({**now.as_dict(), "queue": Jobs(paths).waiting(now)}, indent=2, default=str))
-    elif options.placement:
-        show_placement(paths, now, console)
-    elif options.once:
-        console.print(render(now, Jobs(paths).waiting(now)))
-    else:
+    if not (options.json or options.once or options.placement):
         _follow(paths, watched, now, console)
+        return 0
+    now = look_again(paths, watched, now)
+    if options.placement:
+        show_placement(paths, now, console)
+        return 0
+    now, queue = Jobs(paths).picture(now)
+    if options.json:
+        print(json.dumps({**now.as_dict(), "queue": queue}, indent=2, default=str))
+    else:
+        console.print(render(now, queue))
     return 0
 
 
@@ -121,14 +127,14 @@ def _follow(paths: StudyPaths, watched: StudyWatch, now: Snapshot, console: Cons
     jobs = Jobs(paths)
     if not console.is_terminal:
         while not now.finished and jobs.any_left(now):
-            console.print(one_line(now, jobs.waiting(now)), soft_wrap=True)
+            console.print(one_line(*jobs.picture(now)), soft_wrap=True)
             now = _look_when_it_changes(watched, PLAIN_REFRESH_S)
         return _last_picture(watched, jobs, now, console)
-    with Live(render(now, jobs.waiting(now)), console=console, auto_refresh=False, screen=True) as live:
+    with Live(render(*jobs.picture(now)), console=console, auto_refresh=False, screen=True) as live:
         while not now.finished and jobs.any_left(now):
             time.sleep(REFRESH_S)
             now = watched.look()
-            live.update(render(now, jobs.waiting(now)), refresh=True)
+            live.update(render(*jobs.picture(now)), refresh=True)
     return _last_picture(watched, jobs, now, console)
 
 
@@ -138,7 +144,7 @@ def _last_picture(watched: StudyWatch, jobs: Jobs, now: Snapshot, console: Conso
     while now.finished and now.live_nodes and time.monotonic() < end:
         time.sleep(0.25)
         now = watched.look()
-    console.print(render(now, jobs.waiting(now)))
+    console.print(render(*jobs.picture(now)))
     return now
 
 
@@ -158,7 +164,7 @@ class Jobs:
         self._asked: float | None = None
         self._aside = False  # asked while nodes worked
         self._over: set[str] = set()  # jobs of which no element runs or waits: not asked about again
-        self._states: list[slurm_control.JobState] | None = None  # None: Slurm does not answer
+        self._states: dict[str, slurm_control.JobState] | None = None  # by element; None: Slurm does not answer
 
     def any_left(self, now: Snapshot) -> bool:
         if now.live_nodes:
@@ -169,7 +175,20 @@ class Jobs:
             if not job.slurm and f"{job.host}_{job.job_ids[0]}" not in ended and process_start(int(job.job_ids[0])):
                 return True
         states = self._ask(known, aside=False)
-        return states is None or any(state.state in _TO_COME for state in states)
+        return states is None or any(state.state in _TO_COME for state in states.values())
+
+    def picture(self, now: Snapshot) -> tuple[Snapshot, dict[str, int]]:
+        """What to show: without the nodes whose elements wait in the queue again, and those that wait.
+
+        Such an element begins anew, maybe elsewhere: what its file says is over.
+        """
+        queue = self.waiting(now)
+        queued = {name if "_" in name else f"{name}_0" for name in self._queued()} if queue else set()
+        nodes = [line for line in now.nodes if line.state in LIVE or line.report.element not in queued]
+        return replace(now, nodes=nodes), queue
+
+    def _queued(self) -> dict[str, slurm_control.JobState]:
+        return {name: state for name, state in (self._states or {}).items() if state.state in slurm_control.WAITING}
 
     def waiting(self, now: Snapshot) -> dict[str, int]:
         """How many elements wait in the queue, by Slurm's reason; nothing if all of them work or Slurm is silent."""
@@ -180,8 +199,7 @@ class Jobs:
             known = recorded(self._paths)
             all_work = aside and sum(job.elements for job in known if job.slurm) <= now.live_nodes
             self._ask([] if all_work else known, aside)
-        waiting = [state for state in self._states or () if state.state in slurm_control.WAITING]
-        told = (state.state if state.reason in ("", "None") else state.reason for state in waiting)
+        told = (state.state if state.reason in ("", "None") else state.reason for state in self._queued().values())
         return dict(Counter(told).most_common())
 
     def _is_due(self, aside: bool) -> bool:
@@ -190,7 +208,7 @@ class Jobs:
             return True
         return time.monotonic() - self._asked > ASK_SLURM_S
 
-    def _ask(self, known: list[Launched], aside: bool) -> list[slurm_control.JobState] | None:
+    def _ask(self, known: list[Launched], aside: bool) -> dict[str, slurm_control.JobState] | None:
         """The states of all elements, as of the last time that Slurm was asked."""
         if self._is_due(aside):
             job_ids = {job_id for job in known if job.slurm for job_id in job.job_ids} - self._over
@@ -201,7 +219,7 @@ class Jobs:
             else:
                 left = {element.partition("_")[0] for element, state in answer.items() if state.state in _TO_COME}
                 self._over |= job_ids - left
-                self._states = list(answer.values())
+                self._states = answer
             self._asked, self._aside = time.monotonic(), aside
         return self._states
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpcjobs.clean import size_text, stretches
+from hpcjobs.heartbeat import NodeReport
 from hpcjobs.progress import best_trial
 
 
@@ -124,3 +127,15 @@ def test_a_study_that_has_not_ended_is_refused(studies: Any) -> None:
     done = clean(study.paths.folder, "--remove")
     assert done.returncode == 2
     assert "the study has not ended" in done.stderr
+
+
+@pytest.mark.parametrize(("age_s", "code"), [(0.0, 2), (3600.0, 0)])
+def test_a_node_that_has_not_ended_is_waited_for_unless_it_is_silent(age_s: float, code: int, studies: Any) -> None:
+    study = studies.create("quadratic", trials=1)
+    studies.worker(study).wait(120)
+    NodeReport("17_0", "a", "elsewhere", "nid001", 1, "x", state="running").write(study.paths)
+    then = time.time() - age_s
+    os.utime(study.paths.node_file("17_0"), (then, then))
+    done = clean(study.paths.folder)
+    assert done.returncode == code
+    assert ("all trials have ended, but 1 node not yet (nid001)" in done.stderr) == (code == 2)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from optuna.trial import TrialState, create_trial
 from rich.console import Console
 
-from hpcjobs import slurm_control
+from hpcjobs import slurm_control, status_look
 from hpcjobs.budget import claim, count, finish, hand_back
 from hpcjobs.failures import Failure, FailureClass
 from hpcjobs.heartbeat import HeartbeatWatch, NodeReport, WorkerStatus, read_node, read_nodes
@@ -26,7 +30,9 @@ from hpcjobs.progress import Snapshot, StudyWatch
 from hpcjobs.recovery import recover
 from hpcjobs.slurm_control import JobState
 from hpcjobs.status import ASK_SLURM_S, Jobs, main
+from hpcjobs.status_look import LOOK_AGAIN_S
 from hpcjobs.status_view import one_line, render
+from hpcjobs.study import OpenStudy
 from hpcjobs.text import duration
 
 
@@ -189,6 +195,92 @@ def test_status_says_why_other_nodes_wait_while_some_work(
     slurm.answer = None
     assert main([str(study.paths.folder), "--once"]) == 0
     assert "queue" not in capsys.readouterr().out
+
+
+def test_an_element_that_was_queued_again_is_one_that_waits_and_no_line(
+    studies: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = studies.create("quadratic")
+    slurm = Slurm(study.paths, monkeypatch)
+    slurm.answer = {f"17_{number}": JobState("PENDING", 60.0, "BeginTime") for number in range(3)}
+    told = {"17_0": "running", "17_1": "ended"}
+    for element, state in told.items():
+        report = NodeReport(element, "a", "elsewhere", f"n{element}", 1, "x", state=state, message=f"word of {element}")
+        report.write(study.paths)
+    assert main([str(study.paths.folder), "--once"]) == 0
+    out = capsys.readouterr().out
+    # 17_0 runs: what Slurm said is older than its file
+    assert "n17_0" in out and "17_1" not in out
+    assert "3 nodes in Slurm's queue: BeginTime" in out
+    slurm.answer = {element: JobState("RUNNING", 60.0) for element in told}
+    assert main([str(study.paths.folder), "--json"]) == 0
+    assert [line["report"]["element"] for line in json.loads(capsys.readouterr().out)["nodes"]] == ["17_0", "17_1"]
+
+
+def replace_pauses(monkeypatch: pytest.MonkeyPatch, do: Callable[[float], None]) -> None:
+    """Between the two looks of status something else is done than wait."""
+    monkeypatch.setattr(status_look, "time", SimpleNamespace(time=time.time, sleep=do))
+
+
+@pytest.fixture
+def paused(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses that status made, which take no time."""
+    pauses: list[float] = []
+    replace_pauses(monkeypatch, pauses.append)
+    return pauses
+
+
+def working_node(study: OpenStudy, element: str, age_s: float) -> NodeReport:
+    workers = [WorkerStatus(0, "t", 1, "x", state="running", images_per_s=100.0, epoch_s=1.0)]
+    report = NodeReport(element, "a", "elsewhere", f"n{element}", 1, "x", state="running", beat=7, workers=workers)
+    report.write(study.paths)
+    then = time.time() - age_s
+    os.utime(study.paths.node_file(element), (then, then))
+    return report
+
+
+def test_one_look_calls_a_node_silent_whose_file_stays_as_it_is(
+    studies: Any, paused: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a node leaves it that cannot write any more: its disk is full, or it has lost its power."""
+    study = studies.create("quadratic")
+    working_node(study, "17_0", age_s=3600.0)
+    working_node(study, "17_1", age_s=1.0)
+    assert main([str(study.paths.folder), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [line["state"] for line in found["nodes"]] == ["silent", "running"]
+    assert found["nodes"][0]["silent_s"] >= 3600.0
+    assert found["images_per_s"] == 100.0
+    assert main([str(study.paths.folder), "--once"]) == 0
+    assert "silent 1 h 00 min" in capsys.readouterr().out
+    assert paused == [LOOK_AGAIN_S] * 2
+    study.paths.node_file("17_1").unlink()
+    assert main([str(study.paths.folder), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["images_per_s"], found["time_left_s"]) == (None, None)
+
+
+@pytest.mark.parametrize("age_s", [3600.0, -3600.0])
+def test_a_node_that_beats_is_not_silent_whatever_the_clocks_say(
+    age_s: float, studies: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = studies.create("quadratic")
+    report = working_node(study, "17_0", age_s)
+    replace_pauses(monkeypatch, lambda seconds: replace(report, beat=8).write(study.paths))
+    assert main([str(study.paths.folder), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(line["state"], line["report"]["beat"]) for line in found["nodes"]] == [("running", 8)]
+
+
+def test_files_that_are_new_are_looked_at_once(
+    studies: Any, paused: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = studies.create("quadratic")
+    working_node(study, "17_0", age_s=1.0)
+    NodeReport("16_0", "a", "elsewhere", "n0", 1, "x", state="ended").write(study.paths)
+    os.utime(study.paths.node_file("16_0"), (0, 0))
+    assert main([str(study.paths.folder), "--once"]) == 0
+    assert "running" in capsys.readouterr().out and paused == []
 
 
 def test_slurm_is_asked_rarely_and_only_while_nodes_are_to_come(studies: Any, monkeypatch: pytest.MonkeyPatch) -> None:
