@@ -5,6 +5,7 @@ Variables that are set already win, so that a cluster profile's ``environment`` 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
@@ -36,12 +37,14 @@ ALLOCATOR = "PYTORCH_ALLOC_CONF"  # the same for all builds, since PyTorch 2.9
 NODE_CACHE = "AUTOSPEED_NODE_CACHE"  # on the node's own disk, shared by its workers and by later jobs
 SHARED_CACHE = "AUTOSPEED_COMPILE_CACHE"  # on the shared filesystem: compiled code for nodes that have none
 TUNED_MIOPEN = "AUTOSPEED_MIOPEN_DB"  # what `python -m autospeed_model.tune_miopen` made
+# Folders of PyTorch's own caches. A user's stay; what AutoSpeed compiles as a whole lies in NODE_CACHE all the same.
+INDUCTOR_CACHE, TRITON_CACHE = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
 
 # What `submit --dry-run` shows. The worker's own process decides the folders.
 DECLARED = {
     **SWITCHES,
     **{name: f"{value} (where NVIDIA's driver is)" for name, value in NVIDIA_SWITCHES.items()},
-    "TORCHINDUCTOR_CACHE_DIR": f"${{{NODE_CACHE}:-$TMPDIR/autospeed-$UID}}/torch-VERSION",
+    INDUCTOR_CACHE: f"${{{INDUCTOR_CACHE}:-${{{NODE_CACHE}:-$TMPDIR/autospeed-$UID}}/torch-VERSION}}",
 }
 
 
@@ -51,15 +54,17 @@ def prepare_process(environment: MutableMapping[str, str] = os.environ) -> None:
 
     torch may have been imported before: what is set here it reads when it first uses a GPU or compiles.
 
-    :raises UserError: when the database's folder does not exist, or others could plant code in one of compiled code.
+    :raises UserError: when the database's folder does not exist, or others could plant code in one of compiled code,
+        be it one that the user has named to PyTorch.
     """
     for name, value in SWITCHES.items():
         environment.setdefault(name, value)
     if ALLOCATOR not in environment and any(map(os.path.exists, NVIDIA_DRIVER)):
         for name, value in NVIDIA_SWITCHES.items():
             environment.setdefault(name, value)
-    if "TORCHINDUCTOR_CACHE_DIR" not in environment:
-        environment["TORCHINDUCTOR_CACHE_DIR"] = str(node_cache(environment))
+    if not environment.get(INDUCTOR_CACHE):  # PyTorch takes an empty one for the working folder
+        environment[INDUCTOR_CACHE] = str(node_cache(environment))
+    _check_named_caches(environment)
     shared = environment.get(SHARED_CACHE)
     if shared and os.access(shared, os.X_OK):  # now, and not first on a node that has to load from there
         _check_writers(Path(shared), f"set {SHARED_CACHE} to a folder of your own")
@@ -118,6 +123,18 @@ def _check_writers(folder: Path, remedy: str) -> None:
         mode = stat.S_IMODE(place.stat().st_mode)
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             raise UserError(f"{place}: everybody can exchange what is in it (mode {mode:o}), {folder} too; {remedy}")
+
+
+def _check_named_caches(environment: MutableMapping[str, str]) -> None:
+    inductor, triton = (Path(environment.get(name, "")).absolute() for name in (INDUCTOR_CACHE, TRITON_CACHE))
+    caches = {INDUCTOR_CACHE: inductor}
+    if environment.get(TRITON_CACHE) and not triton.is_relative_to(inductor):  # there PyTorch sets it itself
+        caches[TRITON_CACHE] = triton
+    for name, folder in caches.items():
+        with contextlib.suppress(OSError):  # PyTorch says so if it needs it; a training on a CPU does not
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if os.access(folder, os.X_OK):
+            _check_writers(folder, f"set {name} to a folder of your own, or unset it")
 
 
 def _copy_tuned_database(environment: MutableMapping[str, str]) -> None:

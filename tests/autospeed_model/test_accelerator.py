@@ -24,9 +24,9 @@ def environment(tmp_path: Path, **more: str) -> dict[str, str]:
 
 
 def test_switches_are_set_but_what_is_set_already_wins(tmp_path: Path) -> None:
-    found = environment(tmp_path, PYTORCH_MIOPEN_SUGGEST_NHWC="0", TORCHINDUCTOR_CACHE_DIR="/elsewhere")
+    found = environment(tmp_path, PYTORCH_MIOPEN_SUGGEST_NHWC="0")
     prepare_process(found)
-    assert found["PYTORCH_MIOPEN_SUGGEST_NHWC"] == "0" and found["TORCHINDUCTOR_CACHE_DIR"] == "/elsewhere"
+    assert found["PYTORCH_MIOPEN_SUGGEST_NHWC"] == "0"
     assert all(found[name] == value for name, value in SWITCHES.items() if name != "PYTORCH_MIOPEN_SUGGEST_NHWC")
 
 
@@ -100,6 +100,38 @@ def test_a_process_begins_without_a_shared_folder_but_not_with_one_that_all_can_
     (tmp_path / "open").chmod(0o1777)
     with pytest.raises(UserError, match=f"mode 1777.*set {SHARED_CACHE}"):
         prepare_process(found)
+
+
+@pytest.mark.parametrize("name", ["TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"])
+def test_a_users_own_folder_of_pytorchs_caches_stays_unless_others_could_plant_code_there(
+    name: str, tmp_path: Path
+) -> None:
+    own = tmp_path / "own"
+    found = environment(tmp_path, **{name: str(own)})
+    prepare_process(found)
+    assert found[name] == str(own) and own.stat().st_mode & 0o077 == 0
+    own.chmod(0o775)
+    with pytest.raises(UserError, match=re.escape(f"{own}: ") + f".*mode 775.*{name}.*or unset it"):
+        prepare_process(found)
+    found[name] = str(tmp_path / "a file" / "own")  # cannot be made: for PyTorch to say if it compiles anything
+    (tmp_path / "a file").touch()
+    prepare_process(found)
+
+
+def test_an_empty_name_of_pytorchs_cache_counts_as_none(tmp_path: Path) -> None:
+    found = environment(tmp_path, TORCHINDUCTOR_CACHE_DIR="", TRITON_CACHE_DIR="")
+    prepare_process(found)
+    assert Path(found["TORCHINDUCTOR_CACHE_DIR"]).parent == tmp_path / "cache"
+
+
+def test_what_pytorch_adds_below_its_cache_is_no_matter_for_the_next_trial(tmp_path: Path) -> None:
+    found = environment(tmp_path)
+    prepare_process(found)
+    added = Path(found["TORCHINDUCTOR_CACHE_DIR"]) / "triton" / "0"
+    added.mkdir(parents=True)
+    added.chmod(0o775)  # as PyTorch makes it where groups are trusted
+    found["TRITON_CACHE_DIR"] = str(added)
+    prepare_process(found)
 
 
 def test_each_worker_begins_with_a_copy_of_the_tuned_database(tmp_path: Path) -> None:
