@@ -13,10 +13,9 @@ from rich.console import Console
 
 from hpcjobs.budget import count
 from hpcjobs.errors import UserError, run_entry
-from hpcjobs.final_plan import DEFAULT, FinalPlan, make_final, plan_final, read_plan
+from hpcjobs.final_plan import DEFAULT, FinalPlan, declared_final, make_final, plan_final, read_plan
 from hpcjobs.final_results import results_of, table_of, title_of, write_results
 from hpcjobs.launch import cancel_requested, launch
-from hpcjobs.objective import inspect_objective
 from hpcjobs.paths import StudyPaths
 from hpcjobs.plan import make_plan
 from hpcjobs.preflight import check_slurm
@@ -100,8 +99,7 @@ def _check_ended(study: OpenStudy) -> None:
 
 def _new_plan(study: OpenStudy, best: FrozenTrial, options: argparse.Namespace) -> FinalPlan:
     file = study.file
-    python = file.cluster.python if file.cluster is not None and not file.cluster.container else None
-    objective = inspect_objective(file.study.objective, python).final
+    objective = declared_final(file)
     if objective is None:
         raise UserError(
             f"objective: {file.study.objective} declares no function for the final training; allowed: an attribute "

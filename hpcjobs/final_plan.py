@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import os
 import secrets
 import shutil
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from hpcjobs.budget import RESULT
 from hpcjobs.config import Categorical, Choice, NamedWithOptions, Parameter, StudyFile
 from hpcjobs.errors import UserError
 from hpcjobs.load import read_study_file
-from hpcjobs.paths import StudyPaths, write_atomically
+from hpcjobs.objective import inspect_objective
+from hpcjobs.paths import StudyPaths, current_folder, write_atomically
 from hpcjobs.plan import make_plan
 from hpcjobs.study import create_study
 
@@ -44,6 +46,24 @@ class FinalPlan:
             for name, values in self.settings.items()
             if all(params.get(parameter) == value for parameter, value in values.items())
         )
+
+
+def declared_final(file: StudyFile) -> str | None:
+    """The function for the final training that the study's objective names; None where it names none.
+
+    Looked for in the folder where the study was submitted: its workers import the objective there, too.
+
+    Raises:
+        UserError: the objective cannot be imported.
+    """
+    python = file.cluster.python if file.cluster is not None and not file.cluster.container else None
+    here, there = current_folder(), file.run.working_folder
+    try:
+        if there is not None and there.is_dir():
+            os.chdir(there)
+        return inspect_objective(file.study.objective, python).final
+    finally:
+        os.chdir(here)
 
 
 def plan_final(

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from hpcjobs.errors import run_entry
+from hpcjobs.errors import UserError, run_entry
+from hpcjobs.final_plan import declared_final
 from hpcjobs.final_results import FinalResults
 from hpcjobs.paths import StudyPaths, write_atomically
 from hpcjobs.report_data import ReportData
@@ -47,15 +48,20 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     study = open_study(StudyPaths(options.folder))
     require_matplotlib()
-    write_report(study)
     console = Console(highlight=False, soft_wrap=True)
+    try:
+        with_final = declared_final(study.file) is not None
+    except UserError as error:
+        with_final = False
+        console.print(f"note: whether there is a final training cannot be told: {error}", style="yellow", markup=False)
+    write_report(study, with_final=with_final)
     console.print(f"report     {study.paths.report}\nfigures    {study.paths.figures}")
     console.print(f"dashboard  {dashboard_command(study.paths)}")
     return 0
 
 
-def write_report(study: OpenStudy) -> None:
-    """Write the page and its figures.
+def write_report(study: OpenStudy, *, with_final: bool) -> None:
+    """Write the page and its figures. ``with_final``: the objective names a function for a final training.
 
     Raises:
         UserError: matplotlib is not installed.
@@ -103,7 +109,7 @@ def write_report(study: OpenStudy) -> None:
         if (folder / f"{name}.png").exists()
     ]
     final = FinalResults.read(study.paths.final) if study.paths.final.exists() else None
-    write_atomically(study.paths.report, page(data, figures, final, of_final, _commands(study)))
+    write_atomically(study.paths.report, page(data, figures, final, of_final, _commands(study, with_final)))
 
 
 def dashboard_command(paths: StudyPaths) -> str:
@@ -112,16 +118,14 @@ def dashboard_command(paths: StudyPaths) -> str:
     return f"{'pip install optuna-dashboard && ' if missing else ''}optuna-dashboard {shlex.quote(str(paths.journal))}"
 
 
-def _commands(study: OpenStudy) -> str:
+def _commands(study: OpenStudy, with_final: bool) -> str:
     folder = shlex.quote(str(study.paths.folder))
-    return "\n".join(
-        [
-            f"python -m hpcjobs.collect {folder}    # the best parameters as a file, all trials as a table",
-            f"python -m hpcjobs.final {folder}    # train with them on all data, test once on the evaluation set",
-            f"python -m hpcjobs.submit --resume {folder} --trials +50    # search on",
-            f"{dashboard_command(study.paths)}    # look into it with optuna-dashboard",
-        ]
-    )
+    lines = [f"python -m hpcjobs.collect {folder}    # the best parameters as a file, all trials as a table"]
+    if with_final:
+        lines.append(f"python -m hpcjobs.final {folder}    # train with them on all data, test once on new data")
+    lines.append(f"python -m hpcjobs.submit --resume {folder} --trials +50    # search on")
+    lines.append(f"{dashboard_command(study.paths)}    # look into it with optuna-dashboard")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -28,8 +28,9 @@ HERE = Path(__file__).parent
 
 
 def final(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Called in another folder than the one where the objective lies."""
     command = [sys.executable, "-m", "hpcjobs.final", str(folder), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=400, check=False, cwd=HERE)
+    return subprocess.run(command, capture_output=True, text=True, timeout=400, check=False, cwd=folder.parent)
 
 
 def searched(studies: Any, objective: str = "with_final", **more: Any) -> Any:
@@ -107,7 +108,7 @@ def test_both_settings_are_trained_with_every_seed_and_compared(studies: Any) ->
     again = final(study.paths.folder)
     assert "50.5 ± 0.7" in again.stdout
     assert count(made).budget == 4
-    write_report(study)
+    write_report(study, with_final=True)
     page = study.paths.report.read_text()
     assert "<h2>Final trainings</h2>" in page
     assert "<td>default</td><td>50.5 ± 0.7</td>" in page

@@ -56,7 +56,7 @@ def night(tmp_path_factory: pytest.TempPathFactory) -> StudyPaths:
 
 @pytest.fixture(scope="module")
 def page(night: StudyPaths) -> str:
-    write_report(open_study(night))
+    write_report(open_study(night), with_final=True)
     return night.report.read_text()
 
 
@@ -168,9 +168,25 @@ def test_the_best_value_stands_beside_that_of_the_defaults(night: StudyPaths) ->
 
 def test_a_study_without_a_completed_trial_has_a_report(studies: Any) -> None:
     study = studies.create("quadratic")
-    write_report(study)
+    write_report(study, with_final=False)
     assert "No trial has completed yet" in study.paths.report.read_text()
     assert list(study.paths.figures.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("objective", "named", "note"),
+    [("with_final", True, ""), ("quadratic", False, ""), ("nowhere:train", False, "no module 'nowhere'")],
+)
+def test_the_page_names_the_final_training_where_the_objective_has_one(
+    objective: str, named: bool, note: str, studies: Any, tmp_path: Path
+) -> None:
+    """Called in another folder than the one where the objective lies."""
+    study = studies.create(objective)
+    command = [sys.executable, "-m", "hpcjobs.report", str(study.paths.folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert ("hpcjobs.final" in study.paths.report.read_text()) == named
+    assert ("note:" in done.stdout) == bool(note) and note in done.stdout
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
@@ -178,7 +194,7 @@ def test_there_are_curves_where_a_trial_has_more_than_one_epoch(studies: Any, ep
     study = studies.create("epochs", trials=1, epochs=epochs)
     studies.launch(study)
     studies.finish(study)
-    write_report(study)
+    write_report(study, with_final=False)
     assert (study.paths.figures / "curves.png").exists() == (epochs > 1)
 
 
