@@ -18,7 +18,7 @@ from autospeed_model.logs import CsvLog
 from autospeed_model.objective import Context
 from autospeed_model.packed import PackedDataset, PackedSplit
 from autospeed_model.runtime import Runtime
-from autospeed_model.trainer import LOSSES, Record, Trainer
+from autospeed_model.trainer import Record, Trainer
 from autospeed_model.trial import TrialCallback, begin_or_go_on
 
 SAMPLES = 12
@@ -65,13 +65,11 @@ class FinalCallback(TrialCallback):
 
 
 def _report(context: Context, trainer: Trainer) -> None:
-    """The training loss, negative so that more is better, as it is in the value that ends the trial and is the last
-    epoch's report. Its parts count without their gains: those are among the parameters that are compared."""
+    """The training loss without its gains, negative so that more is better, as it is in the value that ends the trial
+    and is the last epoch's report."""
     if trainer.history and not trainer.finished:
         record = trainer.history[-1]
-        gains = (trainer.hyperparameters.box, trainer.hyperparameters.cls, trainer.hyperparameters.dfl)
-        loss = sum(record[name] / gain for name, gain in zip(LOSSES, gains, strict=True) if gain)
-        context.report(trainer.epoch, -loss, images_per_s=record["images_per_s"])
+        context.report(trainer.epoch, -record["plain_loss"], images_per_s=record["images_per_s"])
 
 
 def write_samples(evaluator: Evaluator, split: PackedSplit, path: Path, count: int = SAMPLES) -> None:

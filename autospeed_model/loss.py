@@ -16,7 +16,10 @@ from autospeed_model.network import BINS, distances, flatten_maps, make_anchors
 
 
 class DetectionLoss(torch.nn.Module):
-    """Box (CIoU), class (binary cross-entropy on the assigned scores) and distribution (DFL) loss with their gains."""
+    """Box (CIoU), class (binary cross-entropy on the assigned scores) and distribution (DFL) loss.
+
+    ``gains`` are what each counts in the sum that is trained on.
+    """
 
     centres: Tensor  # (A, 2), cells
     strides: Tensor  # (A,)
@@ -31,7 +34,8 @@ class DetectionLoss(torch.nn.Module):
         self.register_buffer("gains", gains, persistent=False)
 
     def forward(self, maps: list[Tensor], boxes: Tensor, real: Tensor) -> Tensor:
-        """The three losses box, cls, dfl of a batch: a float32 tensor (3,), finite also without a single box.
+        """The three losses box, cls, dfl of a batch without their gains: a float32 tensor (3,), finite also without a
+        single box.
 
         :param maps: the head's three maps (B, 4 * BINS + nc, h, w)
         :param boxes: (B, M, 5) rows class, x1, y1, x2, y2 in pixels of the input
@@ -48,7 +52,7 @@ class DetectionLoss(torch.nn.Module):
         assignment = assign(probabilities, predicted, centres, labels, corners, real)
         total = assignment.score.sum().clamp(min=1.0)
         box, dfl = self._side_losses(sides, corners, assignment)
-        return torch.stack((box, _class_loss(logits, labels, assignment), dfl)) / total * self.gains
+        return torch.stack((box, _class_loss(logits, labels, assignment), dfl)) / total
 
     def _side_losses(self, sides: Tensor, corners: Tensor, assignment: Assignment) -> tuple[Tensor, Tensor]:
         """CIoU and DFL summed over the entries: only their predictions are gathered."""

@@ -43,7 +43,7 @@ class TrainingStep:
         self.clip_norm = clip_norm
         self.network, self.loss, self.optimiser, self.average, self.runtime = network, loss, optimiser, average, runtime
         self.scaler = torch.amp.GradScaler(runtime.kind, init_scale=FP16_SCALE, enabled=runtime.precision == "fp16")
-        self.sums = torch.zeros(3, device=runtime.device)  # of box, cls and dfl loss since they were last zeroed
+        self.sums = torch.zeros(3, device=runtime.device)  # of the losses without gains, until zeroed
         self._parameters = [value for value in network.parameters() if value.requires_grad]
         # Gradients stay where they are, so that a graph finds them again and an update is one launch for all of them.
         self._gradients = [torch.zeros_like(parameter) for parameter in self._parameters]
@@ -108,7 +108,7 @@ class TrainingStep:
     def _accumulate_now(self) -> None:
         images, boxes, real = self._batch
         found = self._losses(self.network, self.loss, images, boxes, real)
-        total = self.scaler.scale(found.sum() * len(images))
+        total = self.scaler.scale((found * self.loss.gains).sum() * len(images))
         new = torch.autograd.grad(total, self._parameters)
         torch._foreach_add_(self._gradients, _alike(new, self._gradients))
         self.sums += found.detach()
@@ -124,7 +124,7 @@ class TrainingStep:
 
 
 def losses(network: AutoSpeed, loss: DetectionLoss, images: Tensor, boxes: Tensor, real: Tensor) -> Tensor:
-    """Forward pass and loss, a pure function of tensors: (B, 3, H, W), (B, M, 5), (B, M) -> (3,).
+    """Forward pass and losses without their gains, a pure function of tensors: (B, 3, H, W), (B, M, 5), (B, M) -> (3,).
 
     The images' type is the network's precision. Automatic casting would do, but keeps compiled code out of the cache.
     """

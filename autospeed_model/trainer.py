@@ -28,7 +28,7 @@ from autospeed_model.runtime import Runtime
 from autospeed_model.schedule import LinearSchedule, warmup_steps
 from autospeed_model.step import TrainingStep
 
-LOSSES = ("box_loss", "cls_loss", "dfl_loss")
+LOSSES = ("box_loss", "cls_loss", "dfl_loss")  # with their gains, as they are trained on
 # Steps between two looks at the loss, each of which waits for the device.
 CHECK_STEPS = 20
 
@@ -151,12 +151,14 @@ class Trainer:
         """Write down an epoch whose steps and evaluation, if any, are done, and begin the next one."""
         steps = self.steps_per_epoch
         self.epoch += 1
-        means = [value / steps for value in self.training_step.sums.tolist()]
+        plain = [value / steps for value in self.training_step.sums.tolist()]
+        means = [value * gain for value, gain in zip(plain, self.loss.gains.tolist(), strict=True)]
         self.history.append(
             {
                 "epoch": self.epoch,
                 "lr": self.schedule.at(self.epoch * steps - 1),
                 **dict(zip(LOSSES, means, strict=True)),
+                "plain_loss": sum(plain),  # without the gains, which are among the parameters that a study compares
                 **(figures.to_mapping() if figures is not None else {}),
                 "images_per_s": steps * self.batch_size / max(self.seconds, 1e-9),
                 "train_s": self.seconds,
@@ -184,7 +186,7 @@ class Trainer:
             "epoch": self.epoch,
             "step": self.step,
             "seconds": self.seconds,
-            "sums": self.training_step.sums,
+            "plain_sums": self.training_step.sums,
             "history": self.history,
         }
         checkpoint.save(path, checkpoint.TRAINING, content)
@@ -224,7 +226,7 @@ class Trainer:
             self.training_step.reset()
             if content["scaler"] and self.training_step.scaler.is_enabled():
                 self.training_step.scaler.load_state_dict(content["scaler"])
-            self.training_step.sums.copy_(content["sums"])
+            self.training_step.sums.copy_(content["plain_sums"])
             self.epoch, self.step, self.seconds = content["epoch"], content["step"], content["seconds"]
             self.history = content["history"]
 

@@ -31,7 +31,8 @@ def random_boxes(seed: int, count: int, batch: int = 2) -> Tensor:
 
 
 def total(maps: list[Tensor], boxes: Tensor, real: Tensor) -> Tensor:
-    losses: Tensor = DetectionLoss(HEIGHT, WIDTH, Hyperparameters())(maps, boxes, real)
+    loss = DetectionLoss(HEIGHT, WIDTH, Hyperparameters())
+    losses: Tensor = loss(maps, boxes, real) * loss.gains
     return losses
 
 
@@ -39,9 +40,8 @@ def test_losses_and_gradients_are_the_golden_ones(golden_case: Any) -> None:
     network, expected = golden_case.network.train(), golden_case.expected
     statistics = {name: value.clone() for name, value in network.state_dict().items()}
     network.zero_grad()
-    losses = DetectionLoss(network.height, network.width, Hyperparameters())(
-        network(golden_case.images), golden_case.boxes, golden_case.real
-    )
+    loss = DetectionLoss(network.height, network.width, Hyperparameters())
+    losses = loss(network(golden_case.images), golden_case.boxes, golden_case.real) * loss.gains
     losses.sum().backward()
     network.load_state_dict(statistics)
 
@@ -60,8 +60,8 @@ def test_loss_without_any_box_is_the_golden_one(golden_case: Any) -> None:
     loss = DetectionLoss(network.height, network.width, Hyperparameters())
     with torch.no_grad():
         maps = network(golden_case.images)
-        padded = loss(maps, golden_case.boxes, torch.zeros_like(golden_case.real))
-        empty = loss(maps, golden_case.boxes[:, :0], golden_case.real[:, :0])
+        padded = loss(maps, golden_case.boxes, torch.zeros_like(golden_case.real)) * loss.gains
+        empty = loss(maps, golden_case.boxes[:, :0], golden_case.real[:, :0]) * loss.gains
     network.load_state_dict(statistics)
     np.testing.assert_allclose(padded.numpy(), golden_case.expected["loss_without_targets"], rtol=1e-4)
     torch.testing.assert_close(empty, padded)
@@ -197,10 +197,3 @@ def test_no_anchor_answers_for_two_boxes_even_if_they_are_equal() -> None:
     for image in range(2):
         used = found.anchor[image][found.score[image] > 0]
         assert len(used) > 0 and len(used) == len(used.unique())
-
-
-def test_gains_scale_their_part_of_the_loss() -> None:
-    boxes, real = random_boxes(1, 4), torch.ones(2, 4, dtype=torch.bool)
-    once = DetectionLoss(HEIGHT, WIDTH, Hyperparameters(box=1, cls=1, dfl=1))(random_maps(0), boxes, real)
-    scaled = DetectionLoss(HEIGHT, WIDTH, Hyperparameters(box=2, cls=3, dfl=0))(random_maps(0), boxes, real)
-    torch.testing.assert_close(scaled, once * torch.tensor([2.0, 3.0, 0.0]))

@@ -140,6 +140,19 @@ def test_every_image_comes_once_an_epoch_in_batches_of_one_size() -> None:
     assert not (epoch_order(1, 0, 21, 4) == order).all()
 
 
+def test_the_plain_loss_is_the_same_whatever_the_gains_and_none_of_its_parts_is_left_out(
+    make: Callable[..., Trainer],
+) -> None:
+    found = []
+    for box, cls, dfl in ((1.0, 1.0, 1.0), (15.0, 0.25, 0.0)):
+        gains = dataclasses.replace(SMALL, box=box, cls=cls, dfl=dfl)
+        record = make(gains, images=4, epochs=1).fit()  # one step: the losses of the first weights
+        found.append([record[name] for name in ("box_loss", "cls_loss", "dfl_loss", "plain_loss")])
+    (box, cls, dfl, plain), other = found
+    assert min(box, cls, dfl) > 0 and plain == pytest.approx(box + cls + dfl)
+    assert other == [pytest.approx(value) for value in (15 * box, 0.25 * cls, 0.0, plain)]
+
+
 def test_a_dataset_without_a_single_box_trains_on_background(squares: Squares) -> None:
     empty = squares("train", 6, boxes_each=0), squares("tune_val", 3, boxes_each=0)
     record = Trainer(*empty, SMALL, TrainingOptions(epochs=1), Runtime()).fit()

@@ -18,7 +18,8 @@ def test_the_slow_variants_compute_the_same_losses_and_gradients(loops: bool, co
     real = torch.arange(6) < torch.tensor(counts)[:, None]
     owner = torch.arange(3.0)[:, None, None].expand(3, 6, 1)
     flat = torch.cat((owner, boxes), dim=2)[real]
-    ours = DetectionLoss(HEIGHT, WIDTH, Hyperparameters())(maps, boxes, real)
+    loss = DetectionLoss(HEIGHT, WIDTH, Hyperparameters())
+    ours = loss(maps, boxes, real) * loss.gains
     theirs = torch.stack(DenseLoss(HEIGHT, WIDTH, Hyperparameters(), loops)(maps, flat))
     torch.testing.assert_close(ours, theirs)
     for one, other in zip(torch.autograd.grad(ours.sum(), maps), torch.autograd.grad(theirs.sum(), maps), strict=True):
