@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from dataclasses import dataclass
@@ -12,8 +13,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hpcjobs.budget import RESULT, Counts, count, predecessor
 from hpcjobs.config import LogUniform, Parameter, StudyFile
-from hpcjobs.progress import best_trial
+from hpcjobs.progress import StudyWatch, best_trial, ordered_by_value
 from hpcjobs.report_timeline import NodeSpan, Span, node_hours_at, node_spans, read_spans, recoveries
+from hpcjobs.status_look import look_again
 from hpcjobs.study import OpenStudy
 
 # so few completed trials say nothing of which parameter matters
@@ -22,7 +24,11 @@ FEWEST_FOR_IMPORTANCES = 10
 
 @dataclass(frozen=True)
 class ReportData:
-    """A study at one moment. ``trials`` are those of the budget: a recovered trial is left to its successor."""
+    """A study at one moment. ``trials`` are those of the budget: a recovered trial is left to its successor.
+
+    ``nodes_run``: whether anybody works on it. If not, what began and did not end was lost at the latest with the
+    journal's last record.
+    """
 
     file: StudyFile
     trials: list[FrozenTrial]
@@ -30,18 +36,23 @@ class ReportData:
     best: FrozenTrial | None
     spans: list[Span]
     importances: dict[str, float]
+    nodes_run: bool
 
     @classmethod
     def of(cls, study: OpenStudy) -> ReportData:
         everything = study.trials()
+        watched = StudyWatch(study)
+        nodes_run = look_again(study.paths, watched, watched.look()).live_nodes > 0
+        now = time.time() if nodes_run else study.paths.journal.stat().st_mtime
         continued = {predecessor(trial) for trial in everything}
         return cls(
             file=study.file,
             trials=[trial for trial in everything if trial.number not in continued],
             counts=count(study),
             best=best_trial(study),
-            spans=read_spans(study.paths.journal, time.time()),
+            spans=read_spans(study.paths.journal, now),
             importances=importances(study),
+            nodes_run=nodes_run,
         )
 
     @property
@@ -121,16 +132,17 @@ def importances(study: OpenStudy) -> dict[str, float]:
     """How much each parameter decides over the value, adding up to 1; empty where too little is known.
 
     By PED-ANOVA (Watanabe et al. 2023): which parameters part the best tenth of the trials from all. It needs neither
-    scikit-learn nor a fitted model, and bears parameters of any kind.
+    scikit-learn nor a fitted model, and bears parameters of any kind. Nothing is said of a single parameter, nor where
+    the best tenth is as good as the worst trial.
     """
-    if len(study.trials((TrialState.COMPLETE,))) < FEWEST_FOR_IMPORTANCES:
+    ordered = ordered_by_value(study.trials((TrialState.COMPLETE,)), study.file.study.direction)
+    if len(ordered) < FEWEST_FOR_IMPORTANCES or len(study.file.study.parameters) < 2:
+        return {}
+    if ordered[math.ceil(len(ordered) / 10) - 1].values[0] == ordered[-1].values[0]:
         return {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-        try:
-            found = optuna.importance.get_param_importances(study.optuna_study(), evaluator=evaluator)
-        except ValueError:  # all values are equal
-            return {}
+        found = optuna.importance.get_param_importances(study.optuna_study(), evaluator=evaluator)
     total = sum(found.values())
     return {name: value / total for name, value in found.items()} if total > 0 else {}

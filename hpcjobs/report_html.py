@@ -60,7 +60,9 @@ def page(
         header, *rows = rows_of(final)
         note = "Mean and deviation over the seeds; a gain in brackets is smaller than both deviations together."
         parts += [f"<h2>Final trainings</h2>{_table(header, rows)}<p class='sub'>{note}</p>", *map(_figure, of_final)]
-    parts += [f"<h2>The best trials</h2>{_trials(data)}", _failures(data)]
+    if data.completed:
+        parts.append(f"<h2>The best trials</h2>{_trials(data)}")
+    parts.append(_failures(data))
     parts += [f"<h2>Go on</h2><pre>{escape(commands)}</pre></main></body></html>"]
     return "\n".join(parts) + "\n"
 
@@ -78,7 +80,10 @@ def _figure(figure: Figure) -> str:
 def _subtitle(data: ReportData) -> str:
     study = data.file.study
     where = f"cluster {data.file.cluster.name}" if data.file.cluster else "one machine"
-    state = "finished" if data.counts.left == 0 else f"still running: {counted(data.counts.left, 'trial')} left"
+    left = counted(data.counts.left, "trial")
+    state = f"still running: {left} left" if data.nodes_run else f"not finished: {left} left, no node runs"
+    if data.counts.left == 0:
+        state = "finished"
     return (
         f"{study.objective}, {study.direction}; sampler {study.sampler.name}, pruner {study.pruner.name}; {where}; "
         f"{state}; written {datetime.now():%Y-%m-%d %H:%M}"
@@ -95,12 +100,12 @@ def _cards(data: ReportData) -> str:
         ("trials", f"{counts.finished} of {counts.budget}",
          f"{counts.completed} completed, {counts.pruned} pruned, {counts.failed} failed"),
         ("time", duration(data.end - data.start), f"{epochs} of {counts.budget * data.file.study.epochs} epochs"),
-        ("node-hours", number_text(data.node_hours), f"on {counted(len(nodes), 'node')}"),
-        ("workers at work", f"{data.busy_share:.0%}", f"{number_text(data.busy_hours)} worker-hours in trials"),
+        ("node-hours", _hours(data.node_hours), f"on {counted(len(nodes), 'node')}"),
+        ("workers at work", f"{data.busy_share:.0%}", f"{_hours(data.busy_hours)} worker-hours in trials"),
         ("went on after a fault", str(counts.recovered), "trials, under a new number"),
     ]  # fmt: skip
     if data.gpu_hours:
-        cards.insert(4, ("GPU-hours", number_text(data.gpu_hours), "of whole GPUs, while nodes were held"))
+        cards.insert(4, ("GPU-hours", _hours(data.gpu_hours), "of whole GPUs, while nodes were held"))
     if rates:
         mean = sum(rates) / len(rates)
         cards.append(("speed of a trial", f"{mean:,.0f}" if mean >= 100 else number_text(mean), "images/s, mean"))
@@ -108,6 +113,19 @@ def _cards(data: ReportData) -> str:
         f"<div class='card'><span>{escape(name)}</span><b>{escape(value)}</b><span>{escape(note)}</span></div>"
         for name, value, note in cards
     ) + "</div>"  # fmt: skip
+
+
+def _hours(hours: float) -> str:
+    return number_text(hours) if hours >= 0.001 else "under 0.001"
+
+
+def _none_completed(data: ReportData) -> str:
+    """What became of the trials instead; of what failed there is a table of its own."""
+    counts = data.counts
+    if not counts.finished:
+        return "No trial has completed yet."
+    ended = f"{counted(counts.finished, 'trial')} ended: {counts.pruned} pruned, {counts.failed} failed"
+    return f"No trial has completed ({ended}), so there are no best parameters."
 
 
 def _best_note(data: ReportData) -> str:
@@ -131,7 +149,7 @@ def _trial_of_defaults(data: ReportData) -> FrozenTrial | None:
 
 def _best(data: ReportData) -> str:
     if data.best is None:
-        return "<p>No trial has completed yet.</p>"
+        return f"<p>{_none_completed(data)}</p>"
     header = ["parameter", "best"]
     rows = [[name, number_text(value)] for name, value in data.best.params.items()]
     if data.file.defaults:

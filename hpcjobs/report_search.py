@@ -17,6 +17,7 @@ from hpcjobs.report_style import (
     GREY,
     INK,
     RED,
+    WIDTH,
     new_figure,
     rank_limits,
     save,
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 # more lines than these are a carpet
 MOST_LINES = 300
 MOST_CURVES = 1000
+# longer names are cut
+LONGEST_NAME, LONGEST_CHOICE = 28, 14
+# inches: of a figure of four slices side by side, of a character for each point of its size, between labels aslant
+SLICE_WIDTH, INCHES_A_POINT, NEAREST_ASLANT = 1.9, 0.0085, 0.17
 
 
 def history(data: ReportData, path: Path) -> None:
@@ -119,6 +124,8 @@ def importances(data: ReportData, path: Path) -> None:
 def slices(data: ReportData, path: Path) -> None:
     """The value over each parameter by itself; later trials are brighter. Pruned ones, whose last values are of other
     epochs, are ticks at the foot: where the search has been."""
+    from matplotlib.ticker import MaxNLocator
+
     names = list(data.parameters)
     columns = min(4, len(names))
     rows = math.ceil(len(names) / columns)
@@ -150,7 +157,7 @@ def slices(data: ReportData, path: Path) -> None:
     for row in grid:
         row[0].set_ylabel(data.file.value_name)
     if points is not None:
-        figure.colorbar(points, ax=grid, label="trial", pad=0.01, aspect=40)
+        figure.colorbar(points, ax=grid, label="trial", pad=0.01, aspect=40).locator = MaxNLocator(integer=True)
     save(figure, path)
 
 
@@ -178,8 +185,9 @@ def parallel(data: ReportData, path: Path) -> None:
         axes.text(place, 1.03, last, ha="center", va="bottom", fontsize=7.5)
     axes.text(len(names), -0.04, f"{low:.4g}", ha="center", va="top", fontsize=7.5)
     axes.text(len(names), 1.03, f"{high:.4g}", ha="center", va="bottom", fontsize=7.5)
-    axes.set_xticks(range(len(names) + 1), [*names, data.file.value_name], rotation=20 if len(names) > 9 else 0)
-    axes.tick_params(axis="x", pad=20, length=0, labelsize=9.5)
+    labels = [_short(label, LONGEST_NAME) for label in (*names, data.file.value_name)]
+    _label_places(axes, labels, (WIDTH - 1) / len(labels), size=9.5)
+    axes.tick_params(axis="x", pad=20, length=0)
     axes.set_yticks([])
     axes.set_ylim(0, 1)
     axes.margins(x=0.03)
@@ -205,8 +213,8 @@ def _place(data: ReportData, name: str, value: Any) -> Any:
 def _scale_x(axes: Axes, data: ReportData, name: str) -> None:
     space = data.parameters[name]
     if isinstance(space, Categorical):
-        axes.set_xticks(range(len(space.values)), [str(value) for value in space.values])
         axes.set_xlim(-0.5, len(space.values) - 0.5)
+        _label_places(axes, [_short(value, LONGEST_CHOICE) for value in space.values], SLICE_WIDTH / len(space.values))
     elif data.is_log(name):
         axes.set_xscale("log")
         _label_few_ticks(axes)
@@ -214,14 +222,32 @@ def _scale_x(axes: Axes, data: ReportData, name: str) -> None:
         axes.locator_params(axis="x", nbins=4)
 
 
+def _label_places(axes: Axes, labels: list[str], width: float, size: float = 9.0) -> None:
+    """Labels for the places 0, 1, ... of an axis, each of which has so many inches: aslant where they would overlap,
+    and then not all of them, if there are too many."""
+    lines_up = max(map(len, labels)) * INCHES_A_POINT * size <= width
+    every = 1 if lines_up else math.ceil(NEAREST_ASLANT / width)
+    style: dict[str, Any] = {} if lines_up else {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
+    axes.set_xticks(range(0, len(labels), every), labels[::every], fontsize=size if lines_up else 7.5, **style)
+
+
+def _short(value: object, longest: int) -> str:
+    """As text that is no longer; cut in its midst, since names often differ at their ends."""
+    text = str(value)
+    half = (longest - 1) // 2
+    return text if len(text) <= longest else f"{text[: longest - 1 - half]}…{text[-half:]}"
+
+
 def _label_few_ticks(axes: Axes) -> None:
     """On a logarithmic axis three labels at most: matplotlib's own run into each other on an axis this narrow."""
-    from matplotlib.ticker import FixedLocator, NullFormatter
+    from matplotlib.ticker import FixedLocator, MaxNLocator, NullFormatter
 
     low, high = axes.get_xlim()
     steps = (1,) if high > 100 * low else (1, 3) if high > 10 * low else (1, 2, 5)
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)))
     inside = [tick for decade in decades for step in steps if low <= (tick := step * 10.0**decade) <= high]
+    if len(inside) < 2:  # less than a decade
+        inside = [tick for tick in MaxNLocator(3).tick_values(low, high) if low <= tick <= high]
     axes.xaxis.set_major_locator(FixedLocator(inside[:: math.ceil(len(inside) / 3)]))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.4g}")
     axes.xaxis.set_minor_formatter(NullFormatter())
@@ -243,5 +269,5 @@ def _unit(data: ReportData, name: str, trial: FrozenTrial) -> float:
 def _ends(data: ReportData, name: str) -> tuple[str, str]:
     space = data.parameters[name]
     if isinstance(space, Categorical):
-        return str(space.values[0]), str(space.values[-1])
+        return _short(space.values[0], LONGEST_CHOICE), _short(space.values[-1], LONGEST_CHOICE)
     return f"{space.min:.4g}", f"{space.max:.4g}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -89,7 +90,7 @@ def time_unit(seconds: float) -> tuple[str, float]:
 
 def rank_limits(values: list[float], worst_share: float = 0.1) -> tuple[float, float]:
     """Limits of an axis that show all but the worst outliers: a diverged trial must not flatten all others."""
-    ordered = sorted(values)
+    ordered = sorted(value for value in values if math.isfinite(value)) or [0.0]
     margin = max(int(len(ordered) * worst_share), 0)
     low, high = ordered[margin], ordered[-1 - margin] if len(ordered) > 2 * margin else ordered[-1]
     spread = (high - low) or abs(high) or 1.0

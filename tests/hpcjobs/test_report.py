@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -10,18 +11,32 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
+from optuna.trial import TrialState
 
+from hpcjobs.budget import claim, finish
+from hpcjobs.config import RunConfig, StudyConfig, StudyFile
+from hpcjobs.failures import Failure, FailureClass
+from hpcjobs.heartbeat import NodeReport
+from hpcjobs.journal_records import encode
+from hpcjobs.owners import Owner
 from hpcjobs.paths import StudyPaths
 from hpcjobs.report import dashboard_command, write_report
 from hpcjobs.report_data import ReportData
 from hpcjobs.report_html import page as page_of
+from hpcjobs.report_search import _label_places, _short
+from hpcjobs.report_style import require_matplotlib
 from hpcjobs.report_timeline import node_hours_at, node_spans, read_spans, recoveries, spans_of
-from hpcjobs.study import open_study
+from hpcjobs.sampling import suggest
+from hpcjobs.study import OpenStudy, create_study, open_study
 from hpcjobs.text import number_text
 from tests.cluster.daemons import free_ports
 from tests.hpcjobs.night import make_night
@@ -171,6 +186,117 @@ def test_a_study_without_a_completed_trial_has_a_report(studies: Any) -> None:
     write_report(study, with_final=False)
     assert "No trial has completed yet" in study.paths.report.read_text()
     assert list(study.paths.figures.iterdir()) == []
+
+
+def ended_study(folder: Path, end: Callable[[int], float | TrialState | None], **more: Any) -> OpenStudy:
+    """A study whose trials end as ``end`` says of their numbers: with a value, without one, or not at all."""
+    space = {name: {"type": "uniform", "min": 0.0, "max": 1.0} for name in more.pop("names", ("x", "y"))}
+    settings = {"objective": "m:f", "parameters": space, "trials": 12, "epochs": 3, "stop_after_errors": 0, **more}
+    file = StudyFile(name="s", study=StudyConfig.model_validate(settings), run=RunConfig(workers_per_node=1))
+    study = create_study(StudyPaths(folder), file)
+    me = Owner.of_this_process(element="7_0", agent="a", worker=0, token="t")
+    for number in range(file.study.trials):
+        trial_id = claim(study, me)
+        assert trial_id is not None
+        suggest(optuna.Trial(study.optuna_study(), trial_id), file.study)
+        for epoch in (1, 2):
+            study.storage.set_trial_intermediate_value(trial_id, epoch, float(number))
+        match end(number):
+            case float(value):
+                finish(study, trial_id, "t", TrialState.COMPLETE, value=value)
+            case TrialState() as state:
+                finish(study, trial_id, "t", state, failure=Failure(FailureClass.OBJECTIVE, "<b>bad\nvalue"))
+            case None:
+                break
+    return study
+
+
+@pytest.mark.parametrize(
+    ("end", "more", "figures"),
+    [
+        (lambda number: 0.5, {}, "curves gantt history parallel slices"),
+        (lambda number: 0.0, {}, "curves gantt history parallel slices"),
+        (
+            lambda number: float("inf") if number == 3 else float(number),
+            {},
+            "curves gantt history importances parallel slices",
+        ),
+        (lambda number: 1e300 * (number - 5), {}, "curves gantt history importances parallel slices"),
+        (float, {"names": ("x",)}, "curves gantt history parallel slices"),
+        (float, {"trials": 1}, "curves gantt history parallel slices"),
+        (
+            float,
+            {"names": [f"{n}_{'long' * 9}" for n in range(25)]},
+            "curves gantt history importances parallel slices",
+        ),
+        (lambda number: TrialState.PRUNED, {}, "curves gantt"),
+        (lambda number: TrialState.FAIL, {}, "curves failures gantt"),
+        (lambda number: None, {}, "curves gantt"),
+    ],
+)
+@pytest.mark.filterwarnings("error::RuntimeWarning", "error::UserWarning")
+def test_an_unusual_study_has_the_figures_that_say_something(
+    end: Callable[[int], float | TrialState | None], more: dict[str, Any], figures: str, tmp_path: Path
+) -> None:
+    study = ended_study(tmp_path / "study", end, **more)
+    write_report(study, with_final=False)
+    assert sorted(path.stem for path in study.paths.figures.iterdir()) == figures.split()
+    page = study.paths.report.read_text()
+    assert ("<h2>The best trials</h2>" in page) == ("history" in figures)
+    assert "e-0" not in re.sub(r"base64,[^']*", "", page), "hours of a study of seconds read badly so"
+
+
+def test_where_none_completed_the_page_tells_what_became_of_the_trials(tmp_path: Path) -> None:
+    study = ended_study(tmp_path / "s", lambda number: TrialState.PRUNED if number else TrialState.FAIL, trials=3)
+    write_report(study, with_final=False)
+    assert "No trial has completed (3 trials ended: 2 pruned, 1 failed)" in study.paths.report.read_text()
+
+
+@pytest.mark.parametrize(("state", "told", "hours"), [
+    ("ended", "not finished: 11 trials left, no node runs", 0.0),
+    ("running", "still running: 11 trials left", 10.0),
+])  # fmt: skip
+def test_time_goes_on_only_while_a_node_runs(state: str, told: str, hours: float, tmp_path: Path) -> None:
+    """The second trial has begun and its node has gone without a word, ten hours ago by the clock of the file."""
+    study = ended_study(tmp_path / "s", lambda number: None if number else 1.0)
+    NodeReport("7_0", "a", "elsewhere", "n1", 1, "x", state=state).write(study.paths)
+    then = time.time() - 36000
+    lines = study.paths.journal.read_text().splitlines(keepends=True)
+    stamps = re.compile(r'"(datetime_\w+)":"[^"]+"')
+    text = datetime.fromtimestamp(then).isoformat(timespec="microseconds")
+    moved = (encode(json.loads(stamps.sub(rf'"\1":"{text}"', line)), n) for n, line in enumerate(lines))
+    study.paths.journal.write_bytes(b"".join(moved))
+    os.utime(study.paths.journal, (then, then))
+    study = open_study(study.paths)
+    os.utime(study.paths.journal, (then, then))
+    data = ReportData.of(study)
+    assert data.node_hours == pytest.approx(hours, abs=0.1)
+    write_report(study, with_final=False)
+    assert told in study.paths.report.read_text()
+
+
+@pytest.mark.parametrize(
+    ("labels", "aslant"), [(["16", "32", "64"], False), (["a name", "another one", "a third"], True)]
+)
+def test_labels_that_would_overlap_stand_aslant(labels: list[str], aslant: bool) -> None:
+    require_matplotlib()
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(1.9, 1.9))
+    axes.set_position((0, 0.3, 1, 0.7))
+    axes.set_xlim(-0.5, 2.5)
+    _label_places(axes, labels, 1.9 / 3)
+    texts = axes.get_xticklabels()
+    assert [text.get_rotation() > 0 for text in texts] == [aslant] * 3
+    if not aslant:
+        figure.draw_without_rendering()
+        boxes = [text.get_window_extent() for text in texts]
+        assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+    pyplot.close(figure)
+
+
+def test_a_long_name_is_cut_in_its_midst() -> None:
+    assert [_short(text, 9) for text in ("optimiser", "optimiser_adam", 12)] == ["optimiser", "opti…adam", "12"]
 
 
 @pytest.mark.parametrize(
