@@ -14,6 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from hpcjobs.budget import RESULT, predecessor
+from hpcjobs.errors import UserError
 from hpcjobs.final_plan import BEST, DEFAULT, SEED, FinalPlan
 from hpcjobs.paths import StudyPaths, write_atomically
 from hpcjobs.study import OpenStudy
@@ -63,10 +64,23 @@ class FinalResults:
 
     @classmethod
     def read(cls, path: Path) -> FinalResults:
-        """What :meth:`as_dict` was written to."""
-        found = json.loads(path.read_bytes())
-        figures = {s: {name: Spread(**spread) for name, spread in own.items()} for s, own in found["figures"].items()}
-        return cls(figures, found["failed"])
+        """What :meth:`as_dict` was written to.
+
+        Raises:
+            UserError: the file is damaged.
+        """
+        try:
+            found = json.loads(path.read_bytes())
+            figures = {
+                setting: {name: Spread(**spread) for name, spread in own.items()}
+                for setting, own in found["figures"].items()
+            }
+            return cls(figures, found["failed"])
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise UserError(
+                f"{path}: found no results of final trainings ({type(error).__name__}: {error}); allowed: what "
+                "hpcjobs.final writes; remove the file, and call python -m hpcjobs.final again: it trains nothing anew"
+            ) from None
 
     def as_dict(self) -> dict[str, Any]:
         gains = {name: self.gain(name) for name in self.names}

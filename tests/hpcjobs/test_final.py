@@ -169,6 +169,15 @@ def test_an_objective_without_a_final_training_says_what_to_declare(studies: Any
     assert "declares no function for the final training" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"failed": 0}', '{"failed": 0, "figures": {"default": {"map": {"mean": 1}}}}']
+)
+def test_damaged_results_are_told_with_what_to_do(text: str, tmp_path: Path) -> None:
+    (tmp_path / "final.json").write_text(text)
+    with pytest.raises(UserError, match=r"final\.json: found no results.*remove the file"):
+        FinalResults.read(tmp_path / "final.json")
+
+
 def test_a_gain_within_the_spread_is_marked() -> None:
     figures = {
         DEFAULT: {"map": Spread.of([0.50, 0.51, 0.52]), "recall": Spread.of([0.5, 0.6])},
