@@ -96,8 +96,8 @@ def new_submission(options: argparse.Namespace) -> Submission:
 
     check_sampling(study)
     # people look at a plan before hours of preparing data, and before they have a project
-    lacks = _told_or_raised(
-        options,
+    lacks = told_or_raised(
+        options.dry_run,
         lambda: check_account(cluster, by_hand=options.prepare),
         lambda: check_data(data, needed=declaration.needs_data),
     )
@@ -133,14 +133,14 @@ def check_account(cluster: ClusterConfig | None, *, by_hand: bool = False) -> No
         )
 
 
-def _told_or_raised(options: argparse.Namespace, *checks: Callable[[], None]) -> tuple[str, ...]:
+def told_or_raised(dry_run: bool, *checks: Callable[[], None]) -> tuple[str, ...]:
     """What the checks find wrong, for a dry run to tell; else the first of it is an error."""
     found = []
     for check in checks:
         try:
             check()
         except UserError as error:
-            if not options.dry_run:
+            if not dry_run:
                 raise
             found.append(str(error))
     return tuple(found)
@@ -200,7 +200,7 @@ def resumed_submission(options: argparse.Namespace) -> Submission:
         overrides[("run", "nodes")] = options.nodes
     file = validate(StudyFile, with_overrides(read_yaml(paths.config), overrides))
     plan = make_plan(file, local_cores=available_cores())
-    lacks = _told_or_raised(options, lambda: check_account(file.cluster, by_hand=options.prepare))
+    lacks = told_or_raised(options.dry_run, lambda: check_account(file.cluster, by_hand=options.prepare))
     return Submission(paths, file, plan, resumed=True, more_trials=int(options.trials or 0), lacks=lacks)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import re
 import shlex
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,14 @@ from hpcjobs.errors import UserError, run_entry
 from hpcjobs.load import find_cluster, load_cluster, validate
 from hpcjobs.preflight import check_data, check_new_folder, check_slurm
 from hpcjobs.slurm import check_path
-from hpcjobs.submission import absolute, available_cores, check_account, cluster_overrides, default_folder
+from hpcjobs.submission import (
+    absolute,
+    available_cores,
+    check_account,
+    cluster_overrides,
+    default_folder,
+    told_or_raised,
+)
 from hpcjobs.text import counted
 from hpcjobs.throughput_launch import job_script, open_modes, run_here, submit_jobs, wait_for_jobs
 from hpcjobs.throughput_plan import Cell, Setup, ThroughputFile, ThroughputPaths, read_file, write_file
@@ -46,7 +55,9 @@ examples:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = make_parser().parse_args(arguments)
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    check_combination(parser, options)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     if options.report is not None:
         return report(ThroughputPaths(options.report), console, with_charts=not options.no_charts)
@@ -54,10 +65,9 @@ def main(arguments: list[str] | None = None) -> int:
         paths = ThroughputPaths(absolute(options.resume))
         file = read_file(paths.folder)
     else:
-        paths, file = new_experiment(options)
+        paths, file, lacks = new_experiment(options)
         if options.dry_run:
-            return show_dry_run(paths, file, console)
-        check_account(file.cluster)
+            return show_dry_run(paths, file, console, lacks)
         if file.cluster is not None:
             check_slurm(file.cluster.name)
         paths.submitit.mkdir(parents=True)
@@ -115,8 +125,26 @@ def report(paths: ThroughputPaths, console: Console, *, with_charts: bool) -> in
     return 0
 
 
-def new_experiment(options: argparse.Namespace) -> tuple[ThroughputPaths, ThroughputFile]:
-    """From the command line, validated; nothing is made.
+def check_combination(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """An experiment that exists is what it is: with --resume and --report no option may ask for something else.
+
+    Raises:
+        UserError: one does.
+    """
+    for flag, more in (("report", ("--no-charts",)), ("resume", ("--wait", "--no-charts"))):
+        if getattr(options, flag) is None:
+            continue
+        for name, value in vars(options).items():
+            option = f"--{name.replace('_', '-')}"
+            if name != flag and option not in more and value != parser.get_default(name):
+                raise UserError(
+                    f"{option}: found together with --{flag}; allowed: {' and '.join(more)}, since the experiment's "
+                    f"folder says what is measured; leave {option} out, or begin another experiment"
+                )
+
+
+def new_experiment(options: argparse.Namespace) -> tuple[ThroughputPaths, ThroughputFile, tuple[str, ...]]:
+    """From the command line, validated; nothing is made. With it what a dry run passes over: no data, no account.
 
     Raises:
         UserError: for any mistake in arguments, profile, data or folder.
@@ -134,7 +162,13 @@ def new_experiment(options: argparse.Namespace) -> tuple[ThroughputPaths, Throug
             )
             raise UserError(f"--modes: found {mode!r}; allowed {allowed}; leave --modes out for the nodes as they are")
     data = absolute(options.data) if options.data is not None else None
-    check_data(data, needed=options.measure.startswith("autospeed_model."))
+    # people look at a plan before hours of preparing data, and before they have a project
+    lacks = told_or_raised(
+        options.dry_run,
+        lambda: check_account(cluster),
+        lambda: check_data(data, needed=options.measure.startswith("autospeed_model.")),
+    )
+    check_measure(options.measure, here=cluster is None or not (cluster.container or cluster.python))
     per_gpu = options.per_gpu or ((1,) if cluster else PER_GPU_HERE)
     values: dict[str, Any] = {
         "name": options.name or (find_cluster(options.cluster).stem if options.cluster else "this machine"),
@@ -156,10 +190,34 @@ def new_experiment(options: argparse.Namespace) -> tuple[ThroughputPaths, Throug
     from hpcjobs.paths import StudyPaths
 
     check_new_folder(StudyPaths(paths.folder), group_writable=bool(cluster and cluster.group_writable_folders))
-    return paths, file
+    return paths, file, lacks
 
 
-def show_dry_run(paths: ThroughputPaths, file: ThroughputFile, console: Console) -> int:
+def check_measure(text: str, *, here: bool) -> None:
+    """The measuring function's module is there, so that no job waits for a node to tell of a slip of the pen.
+
+    It is not imported: a login node may lack what it needs. ``here``: workers look for it as this process does.
+
+    Raises:
+        UserError: the text names no function, or there is no such module.
+    """
+    allowed = "allowed: module:function, importable where this command is called"
+    if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", text):
+        raise UserError(f"--measure: found {text!r}; {allowed}; for example my_project.speed:measure")
+    if not here:
+        return
+    top, *inner = text.partition(":")[0].split(".")
+    found = PathFinder.find_spec(top, [str(Path.cwd())]) or importlib.util.find_spec(top)
+    for name in inner:
+        found = PathFinder.find_spec(name, found.submodule_search_locations or []) if found else None
+    if found is None:
+        raise UserError(
+            f"--measure: found {text!r}, but there is no such module; {allowed}; install it, or call this in the "
+            f"folder that holds it (now {Path.cwd()})"
+        )
+
+
+def show_dry_run(paths: ThroughputPaths, file: ThroughputFile, console: Console, lacks: tuple[str, ...]) -> int:
     for mode in file.jobs:
         for setup in file.setups(mode):
             plan = file.plan(setup, available_cores())
@@ -169,10 +227,8 @@ def show_dry_run(paths: ThroughputPaths, file: ThroughputFile, console: Console)
         if file.cluster is not None:
             print(f"\n# sbatch text of the job of mode {mode or 'as-is'}\n{job_script(paths, file, mode)}")
     print("nothing was made or submitted (--dry-run)")
-    try:
-        check_account(file.cluster)
-    except UserError as error:
-        console.print(Text(f"note: without --dry-run this is an error: {error}"), style="yellow")
+    for lack in lacks:
+        console.print(Text(f"note: without --dry-run this is an error: {lack}"), style="yellow")
     return 0
 
 
@@ -218,7 +274,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip().lower() for word in text.split(",") if word.strip())
+    words = tuple(word.strip().lower() for word in text.split(","))
+    if not all(words):
+        raise argparse.ArgumentTypeError(f"found {text!r}; allowed: words with a comma between them, such as bf16,fp32")
+    return words
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -100,6 +100,9 @@ def test_a_measuring_function_that_is_not_there_is_told_and_nothing_is_measured(
         (["--cluster", "lumi", "--modes", "cpx"], "allowed on cluster lumi: none"),
         (["--set", "timeout_min=3"], "found without --cluster"),
         (["--precisions", "a/b"], "letters and digits"),
+        (["--measure", "fake_measuring"], "--measure: found 'fake_measuring'; allowed: module:function"),
+        (["--measure", "fake_measurring:f"], "--measure: found 'fake_measurring:f', but there is no such module"),
+        (["--measure", "hpcjobs.nothing:f"], "but there is no such module"),
         (["--window-s", "0"], "window_s"),
     ],
 )
@@ -109,9 +112,44 @@ def test_mistakes_are_told_before_anything_is_made(folder: Path, arguments: list
     assert not folder.exists()
 
 
-def test_real_training_needs_data(folder: Path) -> None:
-    with pytest.raises(UserError, match="--data: found nothing"):
-        main(["--folder", str(folder)])
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [([], "--data: found nothing"), (["--data", "not prepared yet"], "not prepared yet: found no such folder")],
+)
+def test_real_training_needs_data_and_a_look_at_the_plan_does_not(
+    folder: Path, data: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UserError, match=message):
+        main(["--folder", str(folder), *data])
+    assert main(["--folder", str(folder), *data, "--dry-run"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "x8: 8 workers" in out
+    assert "without --dry-run this is an error: --data" in out and message in out
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["--resume", "{}", "--dry-run"], "--dry-run"),
+        (["--resume", "{}", "--batch-sizes", "8"], "--batch-sizes"),
+        (["--resume", "{}", "--report", "{}"], "--resume"),
+        (["--report", "{}", "--wait"], "--wait"),
+        (["--report", "{}", "--set", "timeout_min=3"], "--set"),
+    ],
+)
+def test_what_an_experiment_that_exists_cannot_take_is_refused(folder: Path, arguments: list[str], option: str) -> None:
+    write_file(ThroughputPaths(folder), ThroughputFile(name="x", batch_sizes=(8,)))
+    with pytest.raises(UserError, match=f"{option}: found together with --re"):
+        main([argument.format(folder) for argument in arguments])
+    assert [path.name for path in folder.iterdir()] == ["throughput.yaml"]
+
+
+@pytest.mark.parametrize("option", ["--modes", "--precisions"])
+def test_a_list_without_words_is_refused(folder: Path, option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        measure(folder, "measure_fake_images", option, ",")
+    assert "found ','; allowed: words with a comma between them" in " ".join(capsys.readouterr().err.split())
 
 
 def test_each_mode_is_a_job_with_its_constraint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
