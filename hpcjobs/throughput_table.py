@@ -131,8 +131,8 @@ def gather(paths: ThroughputPaths, file: ThroughputFile) -> ThroughputTable:
         for cell in file.cells:
             path = paths.cell(setup, cell)
             if path.exists():
-                data = json.loads(path.read_bytes())
-                rows.append(make_row(data))
+                data, row = _read_cell(path)
+                rows.append(row)
                 facts = {key: data[key] for key in ("gpu", "gpu_memory_gb", "cores")}
                 facts["mps"] = data["mps"] or facts.get("mps", False)
                 objective = next(
@@ -150,6 +150,18 @@ def gather(paths: ThroughputPaths, file: ThroughputFile) -> ThroughputTable:
         rows=tuple(rows),
         problems={mode: path.read_text() for mode, path in found.items() if path.exists()},
     )
+
+
+def _read_cell(path: Path) -> tuple[dict[str, Any], Row]:
+    """Raises UserError: the file was damaged."""
+    try:
+        data: dict[str, Any] = json.loads(path.read_bytes())
+        return data, make_row(data)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{path}: found no measurement of a cell ({type(error).__name__}: {error}); allowed: what a job wrote "
+            "there; remove the file, and --resume measures the cell again"
+        ) from None
 
 
 def make_row(data: Mapping[str, Any]) -> Row:

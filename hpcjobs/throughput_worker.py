@@ -21,6 +21,7 @@ from hpcjobs.placement import PlacementError, check_place, load_objective, take_
 from hpcjobs.spec import NODE_FOLDER, WorkerSpec, spec_file
 from hpcjobs.throughput_plan import Cell, ThroughputFile, read_file
 from hpcjobs.throughput_protocol import Measurement, Protocol
+from hpcjobs.throughput_table import END_TO_END
 
 log = logging.getLogger("hpcjobs.throughput")
 
@@ -66,8 +67,13 @@ def _measured(
     begun = time.monotonic()
     result: dict[str, Any] = {"worker": spec.worker, "device": spec.device}
     try:
-        figures = measure(context)
+        figures = _checked(measure(context), file.measure)
         windows = {name: window.as_dict() for name, window in context.windows.items()}
+        if END_TO_END not in windows:
+            raise UserError(
+                f"{file.measure}: found {', '.join(windows) or 'no window'}; allowed: a window named {END_TO_END!r}, "
+                "as context.window opens it, and others beside it"
+            )
         result |= {"status": "ok", "windows": windows, "figures": figures}
     except Exception as error:  # noqa: BLE001  # whatever a measuring function raises is this cell's failure
         failure = classify(error)
@@ -82,6 +88,23 @@ def _measured(
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
     return result
+
+
+def _checked(figures: Any, measure: str) -> dict[str, Any]:
+    """What a measuring function returned, which has to go into a file.
+
+    Raises:
+        UserError: it is no mapping, or holds what JSON cannot.
+    """
+    if not isinstance(figures, dict):
+        raise UserError(f"{measure}: found {type(figures).__name__} returned; allowed: a dict of further figures")
+    try:
+        json.dumps(figures)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"{measure}: found figures that no JSON can hold ({error}); allowed: numbers and text"
+        ) from None
+    return figures
 
 
 def _host_memory_gb() -> float | None:

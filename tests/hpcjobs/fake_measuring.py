@@ -50,6 +50,18 @@ def never_ready_for_batch_16(context: Any) -> dict[str, Any]:
     return measure_fake_images(context)
 
 
+def opens_no_window(context: Any) -> dict[str, Any]:
+    return {}
+
+
+def returns_nothing(context: Any) -> None:
+    measure_fake_images(context)
+
+
+def returns_a_set(context: Any) -> dict[str, Any]:
+    return {**measure_fake_images(context), "devices": {1, 2}}
+
+
 def train(params: dict[str, Any], context: Any) -> float:
     return 0.0
 

@@ -58,6 +58,23 @@ def test_a_cell_that_fails_does_not_end_the_experiment(folder: Path, capsys: pyt
     assert "ValueError: sixteen is not liked" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("opens_no_window", "found no window; allowed: a window named 'end_to_end'"),
+        ("returns_nothing", "found NoneType returned; allowed: a dict"),
+        ("returns_a_set", "found figures that no JSON can hold"),
+    ],
+)
+def test_a_measuring_function_that_does_not_keep_to_the_rules_is_told(
+    folder: Path, function: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert measure(folder, function, batch_sizes="8", per_gpu="1") == 0
+    (row,) = table(folder).rows
+    assert (row.status, message in row.message) == ("failed", True)
+    assert message in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_worker_that_dies_costs_its_cell_alone(folder: Path, tmp_path: Path) -> None:
     assert measure(folder, "dies_once_for_batch_16", "--setting", f"folder={tmp_path}", batch_sizes="8,16,32") == 0
     assert [row.status for row in table(folder).rows] == ["ok", "failed", "ok"]
@@ -73,6 +90,9 @@ def test_what_is_measured_is_not_measured_again(folder: Path) -> None:
     assert main(["--resume", str(folder), "--no-charts"]) == 0
     assert kept.stat().st_mtime_ns == before
     assert again.exists()
+    kept.write_text("{}")
+    with pytest.raises(UserError, match=r"auto-00008\.json: found no measurement .* --resume measures the cell again"):
+        main(["--report", str(folder)])
 
 
 def test_a_worker_that_is_never_ready_is_given_up(folder: Path) -> None:
