@@ -130,11 +130,11 @@ def _follow(paths: StudyPaths, watched: StudyWatch, now: Snapshot, console: Cons
             console.print(one_line(*jobs.picture(now)), soft_wrap=True)
             now = _look_when_it_changes(watched, PLAIN_REFRESH_S)
         return _last_picture(watched, jobs, now, console)
-    with Live(render(*jobs.picture(now)), console=console, auto_refresh=False, screen=True) as live:
+    with Live(render(*jobs.picture(now), full_screen=True), console=console, auto_refresh=False, screen=True) as live:
         while not now.finished and jobs.any_left(now):
             time.sleep(REFRESH_S)
             now = watched.look()
-            live.update(render(*jobs.picture(now)), refresh=True)
+            live.update(render(*jobs.picture(now), full_screen=True), refresh=True)
     return _last_picture(watched, jobs, now, console)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Mapping
 
-from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -16,7 +18,7 @@ from hpcjobs.text import counted, duration, number_text
 
 NODES_SHOWN = 40
 NODES_NAMED = 4  # of those that say the same
-WORKERS_SHOWN = 8  # different messages of workers that are left out
+NOTES_SHOWN = 8  # different messages of nodes, and of workers that are left out
 # a node with more workers shows them on a line of their own, unless the terminal is wide
 CELLS_IN_LINE = 16
 WIDE = 140
@@ -64,8 +66,31 @@ def percent(now: Snapshot) -> str:
     return f"{now.share:.1%}" if now.share < 0.1 else f"{math.floor(100 * now.share + 1e-9)}%"
 
 
-def render(now: Snapshot, queue: Mapping[str, int] | None = None) -> Group:
+def render(now: Snapshot, queue: Mapping[str, int] | None = None, *, full_screen: bool = False) -> Picture:
     """The whole state of a study for a person. ``queue``: how many nodes wait in Slurm's queue, by its reason."""
+    foot = [Text(line, style="yellow") for line in _queue_lines(queue)]
+    return Picture(_head(now), now.nodes, foot, full_screen=full_screen)
+
+
+class Picture:
+    """The study, its nodes, and what waits: as many nodes as a full screen has room for, elsewhere up to 40."""
+
+    def __init__(self, head: Table, nodes: list[NodeLine], foot: list[Text], *, full_screen: bool) -> None:
+        self._head, self._nodes, self._foot, self._full_screen = head, nodes, foot, full_screen
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self._head
+        if self._nodes:
+            around: list[RenderableType] = [self._head, *self._foot]
+            taken = sum(len(console.render_lines(part, options)) for part in around)
+            room = options.max_height - taken if self._full_screen else None
+            yield Nodes(self._nodes, room)
+        else:
+            yield Text("no node has started yet")
+        yield from self._foot
+
+
+def _head(now: Snapshot) -> Table:
     counts = now.counts
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
@@ -89,21 +114,35 @@ def render(now: Snapshot, queue: Mapping[str, int] | None = None) -> Group:
         best = Text.assemble((value, "bold green"), f" in trial {now.best.number}: {values}")
         table.add_row("best", best)
     table.add_row("time left", "none" if now.finished else duration(now.time_left_s))
-    nodes = Nodes(now.nodes) if now.nodes else Text("no node has started yet")
-    return Group(table, nodes, *(Text(line, style="yellow") for line in _queue_lines(queue)))
+    return table
 
 
 class Nodes:
-    """The nodes, each with its workers as cells, laid out for the width there is."""
+    """The nodes, each with its workers as cells, laid out for the width there is, and the ``room``: lines, if limited.
 
-    def __init__(self, lines: list[NodeLine]) -> None:
+    Where cells need lines of their own and those have no room, workers are counted instead.
+    """
+
+    def __init__(self, lines: list[NodeLine], room: int | None = None) -> None:
         # nodes that run come first: those are what a person looks for
-        self._all = len(lines)
-        self._lines = sorted(lines, key=lambda line: line.state in GONE)[:NODES_SHOWN]
+        self._all = sorted(lines, key=lambda line: (line.state in GONE, _natural(line.report.element)))
+        self._lines = self._all[:NODES_SHOWN]
+        self._room = room
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        notes = list(self._notes())
+        room = None
+        if self._room is not None:  # beside a blank line, the header and the legend
+            room = max(1, self._room - 3 - sum(len(console.render_lines(note, options)) for note in notes))
         rows = [{**_cells_of(line), "workers": _workers(line.report)} for line in self._lines]
         names, gap = self._layout(rows, options.max_width)
+        if room is not None and "workers" not in names and 2 * len(rows) + 1 > room:
+            rows = [{**row, "workers": _counts(line.report)} for row, line in zip(rows, self._lines, strict=True)]
+            names, gap = self._layout(rows, options.max_width, own_line=False)
+        lines = self._lines
+        if room is not None and len(self._all) > room:
+            lines = lines[: max(1, room - 1)]
+            rows = rows[: len(lines)]
         table = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="bold")
         for name in names:
             table.add_column(name, justify="right" if name in _NUMBERS else "left", no_wrap=True)
@@ -113,20 +152,23 @@ class Nodes:
         yield table
         if "workers" not in names:
             yield Text()
-            longest = max(len(line.report.node) for line in self._lines)
-            for line in self._lines:
+            longest = max(len(line.report.node) for line in lines)
+            for line in lines:
                 yield Text.assemble((f"{line.report.node:<{longest}}  ", "bold"), _workers(line.report))
-        if self._all > len(self._lines):
-            yield Text(f"and {counted(self._all - len(self._lines), 'more node')}")
-        yield from self._notes()
-        shown = dict.fromkeys(worker.state for line in self._lines for worker in line.report.workers)
+        if len(self._all) > len(lines):
+            yield Text(f"and {counted(len(self._all) - len(lines), 'more node')}")
+        yield from notes
+        shown = dict.fromkeys(worker.state for line in lines for worker in line.report.workers)
         legend = "  ".join(f"{mark} {state}" for state, (mark, _) in CELLS.items() if state in shown)
         yield Text(legend, style="dim")
 
-    def _layout(self, rows: list[dict[str, Text | str]], width: int) -> tuple[list[str], int]:
-        """The columns to show, and the gap between them, so that no cell is cut as long as that can be."""
+    def _layout(self, rows: list[dict[str, Text | str]], width: int, own_line: bool = True) -> tuple[list[str], int]:
+        """The columns to show, and the gap between them, so that no cell is cut as long as that can be.
+
+        ``own_line``: many workers may stand on lines of their own.
+        """
         names = [name for name in rows[0] if any(row[name] for row in rows)]  # without what no node knows
-        without = [name for name in names if name != "workers"]
+        without = [name for name in names if name != "workers" or not own_line]
         narrow = [[name for name in without if name not in DISPENSABLE[:count]] for count in range(4)]
         layouts = [(without, 2), *((some, 1) for some in narrow)]
         if width >= WIDE or max(len(line.report.workers) for line in self._lines) <= CELLS_IN_LINE:
@@ -139,24 +181,26 @@ class Nodes:
 
     def _notes(self) -> list[Text]:
         said: dict[str, dict[str, None]] = {}  # many nodes say the same: one line
-        for line in self._lines:
+        for line in self._all:
             if line.report.message:
                 said.setdefault(line.report.message, {})[line.report.node] = None
-        notes = [Text(f"{_first(list(nodes))}: {message}", style="yellow") for message, nodes in said.items()]
-        for line in self._lines:
-            if line.report.host_limit and line.state not in GONE:
-                notes.append(
-                    Text(f"{line.report.node}: the host is the limit: {line.report.host_limit}", style="yellow")
-                )
+        notes = [Text(f"{_first(list(nodes))}: {text}", style="yellow") for text, nodes in said.items()][:NOTES_SHOWN]
+        if len(said) > NOTES_SHOWN:
+            others = {node for nodes in list(said.values())[NOTES_SHOWN:] for node in nodes}
+            notes.append(Text(f"and words of {counted(len(others), 'more node')}; the logs have them", style="yellow"))
+        limited = [line.report for line in self._all if line.report.host_limit and line.state not in GONE]
+        if limited:  # each has figures of its own: those of the first tell what is meant
+            names = _first([report.node for report in limited])
+            notes.append(Text(f"{names}: the host is the limit: {limited[0].host_limit}", style="yellow"))
         left_out: dict[str, list[str]] = {}
-        for line in self._lines:
+        for line in self._all:
             for worker in filter(_is_notable, line.report.workers):
                 left_out.setdefault(worker.message, []).append(f"{line.report.element} worker {worker.worker}")
-        for message, workers in list(left_out.items())[:WORKERS_SHOWN]:
+        for message, workers in list(left_out.items())[:NOTES_SHOWN]:
             notes.append(Text(f"{_first(workers)}: {message}", style="yellow"))
-        if len(left_out) > WORKERS_SHOWN:
-            others = sum(map(len, list(left_out.values())[WORKERS_SHOWN:]))
-            notes.append(Text(f"and {counted(others, 'more worker')} left out; the logs tell why", style="yellow"))
+        if len(left_out) > NOTES_SHOWN:
+            more = sum(map(len, list(left_out.values())[NOTES_SHOWN:]))
+            notes.append(Text(f"and {counted(more, 'more worker')} left out; the logs tell why", style="yellow"))
         return notes
 
 
@@ -182,6 +226,17 @@ def _cells_of(line: NodeLine) -> dict[str, Text | str]:
 
 def _workers(report: NodeReport) -> Text:
     return Text.assemble(*[CELLS.get(worker.state, ("?", "red")) for worker in report.workers])
+
+
+def _natural(text: str) -> list[str | int]:
+    """A key that sorts 17_2 before 17_10."""
+    return [int(part) if place % 2 else part for place, part in enumerate(re.split(r"([0-9]+)", text))]
+
+
+def _counts(report: NodeReport) -> Text:
+    """The workers as numbers of cells: ``62# 2.``"""
+    numbers = Counter(CELLS.get(worker.state, ("?", "red")) for worker in report.workers)
+    return Text(" ").join(Text(f"{number}{mark}", style) for (mark, style), number in numbers.items())
 
 
 def _first(nodes: list[str]) -> str:

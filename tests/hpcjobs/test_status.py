@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from optuna.trial import TrialState, create_trial
 from rich.console import Console
+from rich.screen import Screen
 
 from hpcjobs import slurm_control, status_look
 from hpcjobs.budget import claim, count, finish, hand_back
@@ -427,6 +428,51 @@ def test_what_many_nodes_say_is_one_line(studies: Any) -> None:
     assert "n0, n1, n2, n3 and 2 more: the job's time limit is near\nn6: another mode" in re.sub(
         r" +\n", "\n", shown.getvalue()
     )
+
+
+def on_a_screen(study: OpenStudy, width: int, height: int, queue: dict[str, int] | None = None) -> list[str]:
+    """The lines that a full screen of this size shows of a study."""
+    console = Console(width=width, height=height, file=io.StringIO(), highlight=False)
+    console.print(Screen(render(StudyWatch(study).look(), queue, full_screen=True)), end="")
+    return [line.rstrip() for line in console.file.getvalue().split("\n")]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("workers", [4, 64])
+@pytest.mark.parametrize(("nodes", "height"), [(1, 24), (4, 30), (8, 30), (40, 30), (60, 50)])
+def test_a_screen_shows_as_many_nodes_as_it_has_room_for_and_all_that_is_below_them(
+    nodes: int, height: int, workers: int, studies: Any
+) -> None:
+    study = studies.create("quadratic")
+    for number in range(nodes):
+        own = [WorkerStatus(n, "t", 1, "x", state="running", images_per_s=3.0) for n in range(workers)]
+        own[-1].state, own[-1].message = "left out", "no answer"
+        report = NodeReport(f"17_{number}", "a", "elsewhere", f"nid{number:03d}", 1, "x", state="running", workers=own)
+        report.host_limit = f"no memory, {number} GB"
+        report.write(study.paths)
+    lines = on_a_screen(study, 100, height, {"Priority": 3})
+    assert len(lines) == height
+    text = "\n".join(lines)
+    shown = sorted({int(number) for number in re.findall(r"^nid(\d+)  .*running", text, re.MULTILINE)})
+    left_out = re.search(r"^and (\d+) more node", text, re.MULTILINE)
+    assert shown == list(range(len(shown)))
+    assert len(shown) + (int(left_out[1]) if left_out else 0) == nodes
+    assert (left_out is None) == (nodes <= 8)
+    assert len(shown) > min(nodes, height) / 2
+    assert "# running  x left out" in text and "3 nodes in Slurm's queue: Priority" in lines
+    assert text.count("the host is the limit: no memory, 0 GB") == 1
+    assert ("#" * (workers - 1) + "x" in text) or f"{workers - 1}# 1x" in text
+    assert ("63# 1x" in text) == (workers == 64 and nodes > 8)
+
+
+def test_words_of_many_nodes_do_not_fill_the_screen(studies: Any) -> None:
+    study = studies.create("quadratic")
+    for number in range(12):
+        report = NodeReport(f"17_{number}", "a", "elsewhere", f"n{number:02d}", 1, "x", state="ended")
+        report.message = f"word {number}"
+        report.write(study.paths)
+    lines = on_a_screen(study, 80, 60)
+    assert sum(": word" in line for line in lines) == 8
+    assert "and words of 4 more nodes; the logs have them" in lines
 
 
 @pytest.mark.parametrize("width", [60, 80, 140])
