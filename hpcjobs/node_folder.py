@@ -34,10 +34,13 @@ def remove_abandoned(parent: Path) -> None:
     """Remove our own folders in ``parent`` whose agent has certainly ended and that nobody has used for a while."""
     for folder in parent.glob(f"{_PREFIX}*"):
         try:
-            pid, start = (folder / _AGENT).read_text().split()
             found = folder.lstat()
+            # another user's may hold anything, also a pipe that is never written to
+            if found.st_uid != os.getuid() or time.time() - found.st_mtime <= _UNUSED_S:
+                continue
+            pid, start = (folder / _AGENT).read_text().split()
+            gone = process_gone(int(pid), start)
         except (OSError, ValueError):
             continue
-        ours = found.st_uid == os.getuid()
-        if ours and time.time() - found.st_mtime > _UNUSED_S and process_gone(int(pid), start):
+        if gone:
             shutil.rmtree(folder, ignore_errors=True)

@@ -7,10 +7,8 @@ import json
 import logging
 import os
 import secrets
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,6 +20,7 @@ from hpcjobs.cores import allowed_cpus
 from hpcjobs.devices import places
 from hpcjobs.job import Job
 from hpcjobs.logical_gpu import NodeDevices
+from hpcjobs.node_folder import node_folder
 from hpcjobs.owners import node_name
 from hpcjobs.partition import discover
 from hpcjobs.paths import write_atomically
@@ -85,24 +84,20 @@ def _run_setup(
     if devices.missing:
         log.warning("%d logical GPUs of mode %s are missing on this node", devices.missing, devices.mode)
     found = places(plan, devices.gpus, cpus)
-    # on the node's own disk, and ours alone
-    node_folder = Path(tempfile.mkdtemp(prefix="hpcjobs-"))
-    try:
-        DeviceList.of(devices.gpus).write(node_folder)
+    with node_folder() as folder:
+        DeviceList.of(devices.gpus).write(folder)
         wanted = setup.per_gpu > 1 and devices.vendor == "nvidia"
-        with mps.shared_gpus(node_folder) if wanted else contextlib.nullcontext(False) as with_mps:
-            crew = make_crew(plan, paths, setup, job, token, found, Protocol(node_folder))
+        with mps.shared_gpus(folder) if wanted else contextlib.nullcontext(False) as with_mps:
+            crew = make_crew(plan, paths, setup, job, token, found, Protocol(folder))
             workers, gpus = counted(len(found), "worker"), counted(len(devices.gpus), "logical GPU")
             log.info("%s: %s on %s", setup.name, workers, gpus)
             facts = _facts(devices, len(cpus), with_mps)
             watched = [cpu.number for cpu in cpus]
-            conductor = _Conductor(file, paths, setup, crew, Protocol(node_folder), facts, watched, devices.vendor)
+            conductor = _Conductor(file, paths, setup, crew, Protocol(folder), facts, watched, devices.vendor)
             try:
                 conductor.run(on_cell)
             finally:
                 crew.kill()
-    finally:
-        shutil.rmtree(node_folder, ignore_errors=True)
 
 
 def _facts(devices: NodeDevices, cores: int, with_mps: bool) -> dict[str, Any]:

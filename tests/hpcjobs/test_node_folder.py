@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
+
+import pytest
 
 from hpcjobs.node_folder import node_folder, remove_abandoned
 from hpcjobs.owners import process_start
@@ -31,3 +34,16 @@ def test_only_old_folders_of_agents_that_have_ended_are_removed(tmp_path: Path) 
     remove_abandoned(tmp_path)
     left = sorted(path.name.removeprefix("hpcjobs-node-") for path in tmp_path.iterdir())
     assert left == ["new-dead", "old-alive", "other"]
+
+
+def test_another_users_folder_is_not_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "hpcjobs-node-hers"
+    folder.mkdir()
+    os.mkfifo(folder / "agent")  # who opens it waits for a writer
+    os.utime(folder, (0, 0))
+    monkeypatch.setattr("hpcjobs.node_folder.os.getuid", lambda: folder.stat().st_uid + 1)
+    look = threading.Thread(target=remove_abandoned, args=(tmp_path,), daemon=True)
+    look.start()
+    look.join(20)
+    assert not look.is_alive()
+    assert folder.is_dir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,18 @@ def test_a_worker_that_is_never_ready_is_given_up(folder: Path) -> None:
     assert main(["--resume", str(folder), "--no-charts"]) == 0
     assert [row.status for row in table(folder).rows] == ["ok", "failed", "ok"]
     assert "not ready after 40 s" in raw(folder, 16, per_gpu=1)["results"][0]["message"]
+
+
+def test_nothing_is_left_on_the_nodes_own_disk(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path / "disk"
+    here.mkdir()
+    abandoned = here / "hpcjobs-node-of-a-killed-job"
+    abandoned.mkdir()
+    (abandoned / "agent").write_text(f"{os.getpid()} another-boot:1:1")
+    os.utime(abandoned, (0, 0))
+    monkeypatch.setattr(tempfile, "tempdir", str(here))
+    assert measure(folder, "measure_fake_images", batch_sizes="8", per_gpu="1") == 0
+    assert list(here.iterdir()) == []
 
 
 def test_a_measuring_function_that_is_not_there_is_told_and_nothing_is_measured(folder: Path) -> None:
