@@ -162,6 +162,7 @@ class PackedDataset:
         )
         if split.offsets[0] != 0 or split.offsets[-1] != boxes or np.any(np.diff(split.offsets) < 0):
             raise UserError(f"{self.path(name, 'offsets')}: does not fit the {boxes} boxes; {_AGAIN}")
+        self._check_boxes(split)
         return split
 
     def verify(self, name: str) -> None:
@@ -200,6 +201,18 @@ class PackedDataset:
         if array.dtype != dtype or array.shape != shape:
             raise UserError(f"{path}: is {array.dtype} {array.shape}, the manifest says {dtype} {shape}; {_AGAIN}")
         return np.asarray(array) if what != "images" else array
+
+    def _check_boxes(self, split: PackedSplit) -> None:
+        """A number that is none, or a class that is none, would end a training on a GPU without saying where it is."""
+        labels = split.boxes[:, 0]
+        good = np.isfinite(split.boxes).all(axis=1) & np.isin(labels, range(len(CLASSES)))
+        if not good.all():
+            first = int(np.argmin(good))
+            image = split.names[int(np.searchsorted(split.offsets, first, side="right")) - 1]
+            raise UserError(
+                f"{self.path(split.name, 'boxes')}: box {first}, of image {image}, is {split.boxes[first].tolist()}; "
+                f"allowed are a class from 0 to {len(CLASSES) - 1} and finite x1, y1, x2, y2; {_AGAIN}"
+            )
 
     def _names(self, name: str, count: int) -> list[str]:
         path = self.path(name, "names")

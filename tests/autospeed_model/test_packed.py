@@ -130,3 +130,15 @@ def test_a_changed_byte_is_found_on_demand(dataset, what):
     path.write_bytes(content)
     with pytest.raises(UserError, match=f"train.{what}.*SHA-256"):
         dataset.verify("train")
+
+
+@pytest.mark.parametrize(("column", "value"), [(0, 4.0), (0, -1.0), (0, 1.5), (0, np.nan), (2, np.nan), (4, np.inf)])
+def test_a_box_that_is_none_is_told_with_its_image(dataset, column, value):
+    boxes = np.load(dataset.path("train", "boxes"))
+    boxes[-1, column] = value
+    np.save(dataset.path("train", "boxes"), boxes)
+    with pytest.raises(
+        UserError, match=rf"train.boxes.npy: box 5, of image train/3, is \[.*{value}.*class from 0 to 3"
+    ):
+        dataset.split("train")
+    dataset.split("evaluation")
