@@ -73,7 +73,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a dataset made from other input or options")
     options = parser.parse_args(arguments)
-    for name, least in (("height", 32), ("width", 32), ("seed", 0), ("jobs", 1)):
+    for name, least in (("height", 64), ("width", 64), ("seed", 0), ("jobs", 1)):
         value = getattr(options, name)
         if value is not None and value < least:
             raise UserError(f"--{name} {value}: must be at least {least}")

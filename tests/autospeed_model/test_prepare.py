@@ -23,7 +23,7 @@ from autospeed_model.preparation import split_of_segments
 from autospeed_model.prepare import main
 
 CASES = Path(__file__).parent / "cases" / "openlane"
-SMALL = ["--height", "32", "--width", "64", "--jobs", "1"]
+SMALL = ["--height", "64", "--width", "128", "--jobs", "1"]
 BOX = {"x": 960, "y": 800, "width": 192, "height": 96, "id": "1", "type": 1}
 
 
@@ -97,10 +97,10 @@ def test_images_and_boxes_of_a_frame_stay_together(source, tmp_path):
     for index, name in enumerate(split.names):
         _, of_segment, stamp = name.split("/")
         number, frame = int(of_segment[8:12]), int(stamp) - 100
-        expected = prepare_image(PICTURES[(number + frame) % 4], Geometry(32, 64))
+        expected = prepare_image(PICTURES[(number + frame) % 4], Geometry(64, 128))
         np.testing.assert_array_equal(split.images[index], expected)
-        x = (900 + 10 * number + frame) / 30
-        np.testing.assert_allclose(split.boxes_of(index), [[1, x, 16, x + 6.4, 19.2]], rtol=1e-5)
+        x = (900 + 10 * number + frame) / 15
+        np.testing.assert_allclose(split.boxes_of(index), [[1, x, 32, x + 12.8, 38.4]], rtol=1e-5)
 
 
 def test_the_assignment_of_segments_follows_the_seed_alone():
@@ -259,10 +259,10 @@ def test_a_dataset_of_something_else_is_replaced_only_if_asked(source, tmp_path,
     out = tmp_path / "out"
     prepare(source, out)
     before = (out / "manifest.json").read_bytes()
-    options = {"input": (), "seed": ("--seed", "1"), "size": ("--height", "64")}[change]
+    options = {"input": (), "seed": ("--seed", "1"), "size": ("--height", "96")}[change]
     if change == "input":
         write(label_path(source, "training", 0, 0), b'{"results": []}')
-    told = {"input": "other input files", "seed": "seed 0 instead of 1", "size": "height 32 instead of 64"}[change]
+    told = {"input": "other input files", "seed": "seed 0 instead of 1", "size": "height 64 instead of 96"}[change]
     with pytest.raises(UserError, match=f"{told}.*--overwrite"):
         prepare(source, out, *options)
     assert (out / "manifest.json").read_bytes() == before
@@ -374,6 +374,7 @@ def test_two_runs_at_once_do_no_harm(tmp_path):
         (["in", "out", "--jobs", "0"], "--jobs 0: must be at least 1"),
         (["in", "/proc/out"], "/proc/out: nothing can be made there"),
         (["in", "out", "--height", "100"], "--height 100: must be a multiple of 32"),
+        (["in", "out", "--width", "32"], "--width 32: must be at least 64"),
     ],
 )
 def test_mistakes_end_with_code_2_and_no_traceback(tmp_path, arguments, message):
