@@ -14,7 +14,7 @@ from autospeed_model.augment import PixelTable, augment_reference
 from autospeed_model.augment_host import augment_on_host
 from autospeed_model.draw import draw_table, gather
 from autospeed_model.errors import UserError, run_entry
-from autospeed_model.hyperparameters import Hyperparameters
+from autospeed_model.hyperparameters import Hyperparameters, check_names
 from autospeed_model.packed import CLASSES, SPLITS, PackedDataset, PackedSplit
 
 COLOURS = {1: (230, 60, 60), 2: (240, 190, 40), 3: (70, 170, 240)}  # red, green, blue of each class
@@ -31,6 +31,7 @@ SETTABLE = (
     "mosaic",
     "mix_up",
 )
+MOST_SAMPLES = 1000  # in memory at once
 
 
 def sheet(
@@ -88,9 +89,18 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     if options.out.suffix not in (".png", ".jpg"):
         raise UserError(f"--out {options.out}: must end with .png or .jpg")
+    shape = f"--rows {options.rows} --columns {options.columns}"
     if options.rows < 1 or options.columns < 1:
-        raise UserError(f"--rows {options.rows} --columns {options.columns}: must be at least 1")
+        raise UserError(f"{shape}: must be at least 1")
+    if options.rows * options.columns > MOST_SAMPLES:
+        raise UserError(f"{shape}: allowed are {MOST_SAMPLES} samples at most")
+    if options.seed < 0:
+        raise UserError(f"--seed {options.seed}: must be at least 0")
+    for item in options.set:
+        if "=" not in item:
+            raise UserError(f"--set {item}: write it as NAME=VALUE, such as degrees=10")
     values = dict(item.partition("=")[::2] for item in options.set)
+    check_names(values, "--set", SETTABLE)
     hyperparameters = Hyperparameters.from_mapping(values, "--set")
     split = PackedDataset(options.data).split(options.split)
     if not len(split):

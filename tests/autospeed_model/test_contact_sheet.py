@@ -41,7 +41,11 @@ def test_writes_the_picture(dataset, tmp_path, capsys):
     [
         (["--out", "x.gif"], r"must end with \.png or \.jpg"),
         (["--out", "x.png", "--rows", "0"], "must be at least 1"),
+        (["--out", "x.png", "--rows", "100", "--columns", "100"], "allowed are 1000 samples at most"),
+        (["--out", "x.png", "--seed", "-1"], "--seed -1: must be at least 0"),
         (["--out", "x.png", "--set", "mixup=1"], "did you mean 'mix_up'"),
+        (["--out", "x.png", "--set", "mosaic"], "write it as NAME=VALUE"),
+        (["--out", "x.png", "--set", "momentum=0.5"], "unknown parameter 'momentum'; known are: hsv_h"),
         (["--out", "x.png", "--split", "evaluation"], "split evaluation has no images"),
     ],
 )
