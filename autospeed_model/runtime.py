@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -11,6 +12,7 @@ import torch
 
 from autospeed_model.errors import UserError
 from autospeed_model.hyperparameters import PRECISIONS, RuntimeOptions
+from autospeed_model.text import counted
 
 Network = TypeVar("Network", bound=torch.nn.Module)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -30,10 +32,14 @@ class Runtime:
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
             raise UserError(f"precision is {self.precision!r}; allowed are {', '.join(PRECISIONS)}")
-        if self.kind not in ("cpu", "cuda"):
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
             raise UserError(f"device is {self.device!r}; allowed are cpu, cuda and cuda:N (AMD GPUs are cuda, too)")
         if self.on_gpu and not torch.cuda.is_available():
-            raise UserError(f"device is {self.device!r}, but this PyTorch ({torch.__version__}) sees no GPU")
+            found = f"this PyTorch ({torch.__version__}) sees no GPU"
+            raise UserError(f"device is {self.device!r}, but {found}; allowed is cpu")
+        if self.on_gpu and int(self.device.partition(":")[2] or 0) >= torch.cuda.device_count():
+            found = f"this process sees {counted(torch.cuda.device_count(), 'GPU')}"
+            raise UserError(f"device is {self.device!r}, but {found}, counted from cuda:0")
         if not self.on_gpu and (self.graphs or self.images == "device"):
             raise UserError(f"device is {self.device!r}; graphs and images on the device need a GPU")
 
@@ -75,7 +81,10 @@ class Runtime:
         return torch.channels_last if self.channels_last else torch.contiguous_format
 
     def place(self, network: Network) -> Network:
-        """Move a network to the device and bring its weights into the chosen order."""
+        """Move a network to the device and bring its weights into the chosen order. From then on that device is this
+        process's current one, to which events, graphs and libraries belong that are made without naming a device."""
+        if self.on_gpu:
+            torch.cuda.set_device(self.device)
         moved: Network = network.to(self.device, memory_format=self.memory_format)  # type: ignore[call-overload]
         return moved
 

@@ -69,8 +69,8 @@ class Trainer:
         self.hyperparameters, self.options, self.runtime = hyperparameters, options, runtime
         # A dataset smaller than a batch makes the batch smaller, so that every step has the same shape.
         self.batch_size = min(hyperparameters.batch_size, len(train))
+        self.network = _make_network(train.height, train.width, options, runtime)  # first: it chooses the GPU
         self.batches = TrainingBatches(train, hyperparameters, self.batch_size, options.seed, runtime)
-        self.network = _make_network(train.height, train.width, options, runtime)
         self.average = WeightAverage(self.network)
         self.loss = DetectionLoss(train.height, train.width, hyperparameters).to(runtime.device)
         self.optimiser = make_optimiser(self.network, hyperparameters, self.batch_size)

@@ -237,8 +237,24 @@ def test_a_gpu_that_is_not_there_is_refused() -> None:
         pytest.skip("there is a GPU here")
     with pytest.raises(UserError, match="sees no GPU"):
         Runtime(device="cuda:0")
-    with pytest.raises(UserError, match="allowed are cpu, cuda and cuda:N"):
-        Runtime(device="tpu")
+    for device in ("tpu", "cuda:first", "cuda0", ""):
+        with pytest.raises(UserError, match="allowed are cpu, cuda and cuda:N"):
+            Runtime(device=device)
+
+
+def test_a_gpu_is_chosen_by_its_number_for_all_that_names_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    current: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    with pytest.raises(UserError, match=r"device is 'cuda:2', but this process sees 2 GPUs"):
+        Runtime(device="cuda:2")
+    network = torch.nn.Identity()
+    monkeypatch.setattr(network, "to", lambda *_, **__: network)
+    assert Runtime(device="cuda:1").place(network) is network
+    assert current == ["cuda:1"]
+    Runtime().place(network)
+    assert current == ["cuda:1"]
 
 
 def test_gradients_can_be_clipped(make: Callable[..., Trainer]) -> None:
