@@ -52,6 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
             f"the network is for {network.height} x {network.width}"
         )
     split = data.split(given.split)
+    if not len(split):
+        raise UserError(f"{given.data}: the split '{given.split}' has no image: nothing to measure")
     # A graph would not pay for itself in one pass.
     figures = Evaluator(runtime.place(network), split, given.batch_size, runtime).run()
     text = "  ".join(f"{name} {value:.4f}" for name, value in figures.to_mapping().items())

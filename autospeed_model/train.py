@@ -91,6 +91,10 @@ def make_writable(folder: Path) -> None:
 
 def make_trainer(given: argparse.Namespace) -> Trainer:
     """The trainer that the command line asks for, with its first or its restored weights."""
+    starts = [name for name in ("resume", "weights", "upstream") if getattr(given, name)]
+    if len(starts) > 1:
+        found = " and ".join(f"--{name}" for name in starts)
+        raise UserError(f"found {found}; allowed is one of them: each says where the weights come from")
     path = given.out / "checkpoint.pt"
     values = read_parameters(given.config, given.set)
     if given.epochs is not None:

@@ -54,17 +54,20 @@ def main(arguments: list[str] | None = None) -> int:
 
     if given.variant not in VARIANTS:
         raise UserError(f"--variant is {given.variant!r}; allowed are {', '.join(VARIANTS)}")
+    import torch
+
+    if torch.version.hip is None:
+        raise UserError(
+            f"this PyTorch ({torch.__version__}) is not built for ROCm: there is no MIOpen to tune; run this on an AMD "
+            "GPU, with PyTorch's build for it"
+        )
     given.out.mkdir(parents=True, exist_ok=True)
     # MIOpen reads these at its first use.
     os.environ["MIOPEN_USER_DB_PATH"] = str(given.out.resolve())
     os.environ["MIOPEN_FIND_ENFORCE"] = "search_db_update"
     prepare_process()
-    import torch
-
     from autospeed_model.tuning import tune
 
-    if torch.version.hip is None:
-        raise UserError(f"this PyTorch ({torch.__version__}) is not built for ROCm: there is no MIOpen to tune")
     for size in sizes:
         print(f"{given.variant}, size {given.size}, batch {size}: searching", flush=True)
         tune(*VARIANTS[given.variant], given.size, size, given.precision)

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -16,6 +17,7 @@ import yaml
 from autospeed_model import checkpoint, evaluate, train
 from autospeed_model.errors import UserError, run_entry
 from autospeed_model.hyperparameters import PARAMETERS
+from autospeed_model.packed import write_dataset
 
 QUICK = ["--device", "cpu", "--no-tensorboard", "--set", "batch_size=4", "--set", "warmup_epochs=1"]
 
@@ -91,6 +93,14 @@ def test_evaluate_measures_weights_on_any_split(
     assert len(lines) == 2 and lines[0].startswith("evaluation (4 images)") and lines[0] == lines[1]
 
 
+def test_nothing_is_no_figure(trained: Path, tmp_path: Path) -> None:
+    shape = (0, 64, 96, 3)
+    write_dataset(tmp_path / "none", "autospeed-2", {"evaluation": (np.zeros(shape, np.uint8), [])})
+    given = ["--data", str(tmp_path / "none"), "--weights", str(trained / "best.pt"), "--device", "cpu"]
+    with pytest.raises(UserError, match="the split 'evaluation' has no image: nothing to measure"):
+        evaluate.main(given)
+
+
 def test_a_complete_configuration_is_taken_as_it_is(squares_folder: Path, tmp_path: Path) -> None:
     best = {name: info["default"] for name, info in PARAMETERS.items()} | {"batch_size": 4, "max_lr": 0.005}
     path = tmp_path / "best_params.yaml"
@@ -123,6 +133,8 @@ def test_the_profiler_writes_a_trace(squares_folder: Path, tmp_path: Path) -> No
         (["--out", "/dev/null"], "/dev/null: File exists"),
         (["--out", "x" * 300], "File name too long"),
         (["--resume"], "checkpoint.pt: no such file"),
+        (["--resume", "--weights", "best.pt"], "found --resume and --weights; allowed is one of them"),
+        (["--weights", "best.pt", "--upstream", "their.pt"], "found --weights and --upstream; allowed is one"),
         (["--config", "none.yaml"], "none.yaml: not readable"),
     ],
 )

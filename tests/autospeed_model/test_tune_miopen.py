@@ -35,6 +35,7 @@ def test_without_rocm_there_is_nothing_to_tune(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(torch.version, "hip", None)
     with pytest.raises(UserError, match="is not built for ROCm"):
         main([str(tmp_path / "db")])
+    assert not (tmp_path / "db").exists()
 
 
 @pytest.mark.parametrize("text", ["", "8,x", "0", "-1"])
