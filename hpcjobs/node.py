@@ -13,23 +13,27 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import optuna
+from optuna.trial import TrialState
 
-from hpcjobs import mps
+from hpcjobs import mps, slurm_control
 from hpcjobs.agent import NodeAgent, new_report
 from hpcjobs.checked_study import write_checked
 from hpcjobs.cores import allowed_cpus
 from hpcjobs.devices import find_gpus, places, worker_environment
 from hpcjobs.errors import run_entry
+from hpcjobs.failures import Failure, FailureClass
+from hpcjobs.heartbeat import read_node
 from hpcjobs.job import Job
 from hpcjobs.journal_client import SOCKET_VARIABLE
 from hpcjobs.journal_server import serve
 from hpcjobs.load import read_study_file
 from hpcjobs.node_folder import node_folder
-from hpcjobs.owners import node_name, process_start
+from hpcjobs.owners import OWNER, Owner, node_name, process_start
 from hpcjobs.paths import StudyPaths
 from hpcjobs.placement import DeviceList, UnfitNodeError, check_mode
 from hpcjobs.placement_map import write_map
 from hpcjobs.plan import Plan, make_plan
+from hpcjobs.recovery import recover
 from hpcjobs.slurm import step_command, worker_command
 from hpcjobs.spec import WorkerSpec, control_file, status_file
 from hpcjobs.steps import Step
@@ -142,9 +146,33 @@ def run_node(folder: str, environment: dict[str, str | None] | None = None) -> i
     return code
 
 
+def forget_namesake(study: OpenStudy, job: Job) -> None:
+    """Slurm gives a number anew, after its largest one or with a new state folder: put what such a job left in order.
+
+    Its file tells of more runs than this element has had, and would be taken for that of a later run elsewhere.
+    """
+    former = read_node(study.paths.node_file(job.element))
+    if job.slurm_id is None or former is None or former.run <= job.restarts:
+        return
+    try:
+        if slurm_control.restarts(job.slurm_id) > job.restarts:
+            return  # it is a later run
+    except slurm_control.SlurmUnavailableError as error:
+        log.warning("whose file %s is cannot be told: %s", study.paths.node_file(job.element), error)
+        return
+    log.warning("Slurm has used the number of %s before; what that job left goes on", job.element)
+    study.paths.node_file(job.element).unlink(missing_ok=True)
+    for trial in study.trials((TrialState.RUNNING,)):
+        owner = Owner.from_dict(trial.user_attrs.get(OWNER))
+        if owner is not None and owner.element == job.element and owner.run > job.restarts:
+            failure = Failure(FailureClass.NODE, f"an older job of the number {job.element} has ended")
+            recover(study, trial._trial_id, owner.token, failure)
+
+
 def _run(paths: StudyPaths, job: Job, folder_here: Path, token: str) -> tuple[int, bool]:
     """The exit code, and whether the element is to be queued again."""
     study = open_study(paths)
+    forget_namesake(study, job)
     plan = make_plan(study.file, local_cores=len(os.sched_getaffinity(0)))
     log.info("node agent of %s on %s, run %d of this element", job.element, node_name(), job.restarts + 1)
     check_mode(plan)

@@ -91,10 +91,8 @@ def run(paths: ThroughputPaths, file: ThroughputFile, console: Console, *, wait:
             f"folder {escape(str(paths.folder))}"
         )
         return run_here(paths, file, on_cell) == 0
-    jobs = submit_jobs(paths, file)
+    submit_jobs(paths, file, console.print)
     folder = shlex.quote(str(paths.folder))
-    for mode, job in jobs.items():
-        console.print(f"mode {mode}: job {job}")
     if not wait:
         console.print(f"  tables so far  python -m hpcjobs.throughput --report {folder}", markup=False)
         console.print(f"  go on          python -m hpcjobs.throughput --resume {folder}", markup=False)

@@ -38,8 +38,8 @@ def _left(paths: ThroughputPaths, file: ThroughputFile, mode: PartitionMode | No
     return sum(not paths.cell(setup, cell).exists() for setup in file.setups(mode) for cell in file.cells)
 
 
-def submit_jobs(paths: ThroughputPaths, file: ThroughputFile) -> dict[str, str]:
-    """Submit a job for each mode of which cells are left, unless one is queued; returns the new jobs by mode.
+def submit_jobs(paths: ThroughputPaths, file: ThroughputFile, show: Callable[[str], None]) -> None:
+    """Submit a job for each mode of which cells are left, unless one is queued or runs; ``show`` tells of both.
 
     Raises:
         UserError: sbatch refused one.
@@ -48,32 +48,41 @@ def submit_jobs(paths: ThroughputPaths, file: ThroughputFile) -> dict[str, str]:
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     known = recorded(paths)
-    new: dict[str, str] = {}
     for mode in open_modes(paths, file):
         name = mode or "as-is"
         if name in known and _alive([known[name]]):
+            show(f"mode {name}: job {known[name]} waits or runs already")
             continue
         plan = file.plan(Setup(mode, max(file.per_gpu)), 1)
         executor = submitit.SlurmExecutor(folder=paths.submitit, python=agent_python(plan))
         executor.update_parameters(**submitit_parameters(plan, file.working_folder))
         try:
             with refusal_told_once():
-                new[name] = str(executor.submit(run_in_job, str(paths.folder), mode).job_id)
+                known[name] = str(executor.submit(run_in_job, str(paths.folder), mode).job_id)
         except (FailedJobError, FailedSubmissionError) as error:
             raise UserError(
                 f"sbatch refused the job of mode {name}: {str(error).strip()}\nThe experiment is kept; correct the "
                 f"profile and begin a new one, or go on with --resume {shlex.quote(str(paths.folder))}"
             ) from None
-        write_atomically(paths.jobs, json.dumps({**known, **new}))
-    return new
+        write_atomically(paths.jobs, json.dumps(known))
+        show(f"mode {name}: job {known[name]}")
 
 
 def recorded(paths: ThroughputPaths) -> dict[str, str]:
-    """Slurm's job ids by mode."""
+    """Slurm's job ids by mode.
+
+    Raises:
+        UserError: the record is damaged.
+    """
     if not paths.jobs.exists():
         return {}
-    found: dict[str, str] = json.loads(paths.jobs.read_bytes())
-    return found
+    try:
+        return {str(mode): str(job_id) for mode, job_id in json.loads(paths.jobs.read_bytes()).items()}
+    except (ValueError, AttributeError):
+        raise UserError(
+            f"{paths.jobs}: found no record of jobs; allowed: what this command wrote there; end the experiment's jobs "
+            "that squeue shows (scancel), and remove the file"
+        ) from None
 
 
 def _alive(job_ids: list[str]) -> bool:

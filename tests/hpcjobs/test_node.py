@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from optuna.trial import TrialState
 
 from hpcjobs import slurm_control
-from hpcjobs.agent import ASK_END_S, NodeAgent
-from hpcjobs.budget import count
+from hpcjobs.agent import ASK_END_S, NodeAgent, new_report
+from hpcjobs.budget import claim, count
 from hpcjobs.cores import Cpu
 from hpcjobs.devices import places
 from hpcjobs.errors import UserError
@@ -23,8 +24,8 @@ from hpcjobs.job import Job
 from hpcjobs.launch import request_cancel
 from hpcjobs.load import load_cluster, write_study_file
 from hpcjobs.logical_gpu import LogicalGpu
-from hpcjobs.node import EXIT_UNFIT, main, run_node
-from hpcjobs.owners import process_alive
+from hpcjobs.node import EXIT_UNFIT, forget_namesake, main, run_node
+from hpcjobs.owners import Owner, process_alive
 from hpcjobs.paths import StudyPaths
 from hpcjobs.plan import Plan, make_plan
 from hpcjobs.slurm_control import JobState, SlurmUnavailableError, parse_time_left
@@ -142,6 +143,29 @@ def test_an_agent_whose_element_runs_elsewhere_meanwhile_leaves_and_touches_noth
     studies.wait_for(has_left)
     assert read_nodes(study.paths)[0].agent == "a later run"
     assert not any(process_alive(worker.pid, worker.start) for worker in mine.workers)
+
+
+@pytest.mark.parametrize(("restarts", "is_namesake"), [(0, True), (3, False), (None, False)])
+def test_what_an_older_job_of_the_same_number_left_neither_stops_nor_holds_up_the_study(
+    restarts: int | None, is_namesake: bool, studies: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm gives numbers anew after its largest one, or with a new state folder."""
+
+    def told(job: str) -> int:
+        if restarts is None:
+            raise SlurmUnavailableError("no answer")
+        return restarts
+
+    monkeypatch.setattr(slurm_control, "restarts", told)
+    study = studies.create("quadratic")
+    job = Job("17_0", "17_0")
+    former = dataclasses.replace(new_report(job, "its agent"), host="another", run=3)
+    former.write(study.paths)
+    owner = Owner.of_this_process(element="17_0", agent="its agent", worker=0, token="of the dead")
+    trial_id = claim(study, dataclasses.replace(owner, host="another", job="17", run=3))
+    forget_namesake(study, job)
+    assert (read_nodes(study.paths) == []) is is_namesake
+    assert (study.trial(trial_id).state == TrialState.FAIL) is is_namesake
 
 
 def test_a_study_that_is_moved_while_it_runs_ends_leaves_nothing_behind_and_can_go_on(studies: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from hpcjobs.errors import UserError, run_entry
+from hpcjobs.load import load_cluster
 from hpcjobs.throughput import main
 from hpcjobs.throughput_plan import Cell, Setup, ThroughputFile, ThroughputPaths, read_file, write_file
 from hpcjobs.throughput_table import ThroughputTable
@@ -222,6 +223,24 @@ def test_a_refusal_of_sbatch_is_told_once_and_the_experiment_is_kept(
     assert err.count("Invalid account") == 1
     assert f"--resume {shlex.quote(str(folder))}" in err
     assert read_file(folder).modes
+
+
+def test_a_mode_whose_job_waits_or_runs_is_not_submitted_again_and_is_named(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    (commands / "squeue").write_text("#!/bin/sh\necho '41|PENDING|1:00|Priority'\n")
+    (commands / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", str(commands))
+    paths = ThroughputPaths(folder)
+    write_file(paths, ThroughputFile(name="x", batch_sizes=(8,), modes=("cpx",), cluster=load_cluster("emulated")))
+    paths.jobs.write_text('{"cpx": "41"}')
+    assert main(["--resume", str(folder)]) == 0
+    assert "mode cpx: job 41 waits or runs already" in capsys.readouterr().out
+    paths.jobs.write_text("{")
+    with pytest.raises(UserError, match=r"jobs\.json: found no record of jobs"):
+        main(["--resume", str(folder)])
 
 
 def test_an_experiments_file_comes_back_as_it_was(tmp_path: Path) -> None:
