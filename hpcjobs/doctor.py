@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from hpcjobs.doctor_quota import QuotaUnknownError, Room, quotas
 from hpcjobs.errors import UserError, run_entry
 from hpcjobs.filesystem import Probe, decide_lock, held_on_another_node, probe
 from hpcjobs.load import load_cluster
@@ -77,7 +78,13 @@ def examine(profile: Path, name: str, folder: Path, *, as_json: bool) -> int:
         write_atomically(profile, profile_text(site, name))
         cluster = load_cluster(str(profile))
     space = os.statvfs(folder)
-    rows = findings(site, space.f_bavail * space.f_frsize / 1e9, free_files(folder))
+    rooms = [Room("of the filesystem", space.f_bavail * space.f_frsize / 1e9, free_files(folder))]
+    try:
+        rooms += quotas(folder)
+    except QuotaUnknownError as error:
+        site.problems.append(str(error))
+    tried = probe(folder)
+    rows = findings(site, rooms, (tried.lock, tried.reason))
     code = 1 if any(row.verdict == "wrong" for row in rows) else 0
     if as_json:
         known = cluster.model_dump(mode="json") if cluster else None

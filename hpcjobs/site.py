@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import getpass
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as version_of
 from pathlib import Path
 
 from hpcjobs.config import MODES, PartitionMode
@@ -66,7 +69,8 @@ class SlurmPartition:
 class Site:
     """Everything found. ``problems`` are questions that were not answered, and why.
 
-    ``slurm`` is its version; ``silence`` why Slurm, whose commands are here, answers nothing at all.
+    ``slurm`` is its version; ``silence`` why Slurm, whose commands are here, answers nothing at all. ``rocm`` is the
+    release of this machine, ``amdsmi`` that of the Python package.
     """
 
     slurm: str | None = None
@@ -79,6 +83,9 @@ class Site:
     gpu_modules: list[str] = field(default_factory=list)
     container: str | None = None
     torch: str | None = None
+    python: str = ""
+    rocm: str | None = None
+    amdsmi: str | None = None
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -136,8 +143,27 @@ def look(python: str | None = None) -> Site:
         gpu_modules=parse_modules(known),
         container=next((name for name in ("apptainer", "singularity") if shutil.which(name)), None),
         torch=imported.strip().splitlines()[-1] if imported.strip() else None,
+        python=f"{platform.python_version()} ({python or sys.executable})",
+        rocm=rocm_release(Path(os.environ.get("ROCM_PATH") or "/opt/rocm")),
+        amdsmi=_package_version("amdsmi"),
         problems=[problem for problem in problems if "import torch" not in problem],
     )
+
+
+def rocm_release(folder: Path) -> str | None:
+    """As ROCm writes it down: ``6.4.1``; None where there is none."""
+    try:
+        match = re.match(r"[0-9.]+", (folder / ".info" / "version").read_text())
+    except OSError:
+        return None
+    return match.group() if match else None
+
+
+def _package_version(name: str) -> str | None:
+    try:
+        return version_of(name)
+    except PackageNotFoundError:
+        return None
 
 
 def why_silent(said: str) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from hpcjobs.doctor_quota import Room
 from hpcjobs.site import Site, SlurmPartition
 from hpcjobs.text import counted
 
@@ -74,22 +76,29 @@ def _time_lines(partition: SlurmPartition) -> list[str]:
     return [f"timeout_min: {chosen}             # {told}", f"signal_delay_s: {min(300, chosen * 15)}"]
 
 
-def findings(site: Site, free_gb: float, files: int | None) -> list[Finding]:
-    """The table: the worst first."""
+def findings(site: Site, rooms: Iterable[Room], lock: tuple[str, str]) -> list[Finding]:
+    """The table: the worst first. ``rooms``: of the filesystem and of quotas; ``lock``: which one, and why."""
     rows = [*_of_slurm(site), *_of_nodes(site), *_of_software(site)]
-    verdict: Verdict = "right" if free_gb > 50 else "doubtful" if free_gb > 5 else "wrong"
-    rows.append(
-        Finding("free space", verdict, f"{free_gb:.0f} GB", "" if verdict == "right" else "use another filesystem")
-    )
-    if files is not None:
-        few = files < FEW_FILES
-        rows.append(
-            Finding(
-                "free files", "doubtful" if few else "right", f"{files:,}", "hpcjobs.clean old studies" if few else ""
-            )
-        )
+    kind, reason = lock
+    remedy = "" if kind == "kernel" else "slower, and as safe; another filesystem may have kernel locks"
+    rows.append(Finding("lock of a study", "right" if kind == "kernel" else "doubtful", f"{kind}: {reason}", remedy))
+    for room in rooms:
+        rows += _of_room(room)
     rows += [Finding("question", "doubtful", problem, "ask the site, or pass over it") for problem in site.problems]
     return sorted(rows, key=lambda row: ("wrong", "doubtful", "right").index(row.verdict))
+
+
+def _of_room(room: Room) -> list[Finding]:
+    rows = []
+    if room.free_gb is not None:
+        verdict: Verdict = "right" if room.free_gb > 50 else "doubtful" if room.free_gb > 5 else "wrong"
+        remedy = "" if verdict == "right" else "use another filesystem, or make room"
+        rows.append(Finding(f"space {room.whose}", verdict, f"{room.free_gb:,.0f} GB free", remedy))
+    if room.free_files is not None:
+        few = room.free_files < FEW_FILES
+        verdict, remedy = ("doubtful", "python -m hpcjobs.clean old studies, or ask for more") if few else ("right", "")
+        rows.append(Finding(f"files {room.whose}", verdict, f"{room.free_files:,} more", remedy))
+    return rows
 
 
 def _of_slurm(site: Site) -> list[Finding]:
@@ -105,6 +114,13 @@ def _of_slurm(site: Site) -> list[Finding]:
         Finding("accounting", "right", "sacct answers")
         if site.accounting
         else Finding("accounting", "wrong", "none", "submit needs sacct: ask for accounting_storage/slurmdbd")
+    )
+    rows.append(
+        Finding("accounts", "right", ", ".join(site.accounts))
+        if site.accounts
+        else Finding(
+            "accounts", "doubtful", "none of yours is known", "where jobs need one: account: ... in the profile"
+        )
     )
     prolog = site.settings.get("Prolog", "(null)")
     flags = site.settings.get("PrologFlags", "(null)")
@@ -139,8 +155,22 @@ def _of_nodes(site: Site) -> list[Finding]:
     return rows
 
 
+def _of_rocm(site: Site) -> list[Finding]:
+    """The release of ROCm, if this machine has one, and that of ``amdsmi``, which must be the same."""
+    partition = site.best_partition()
+    if partition is None or partition.vendor != "amd":
+        return []
+    here = site.rocm or "not on this machine"
+    pinned = "amdsmi==" + ".".join(site.rocm.split(".")[:2]) + ".*" if site.rocm else "amdsmi==RELEASE.*"
+    found = f"{here}; the package amdsmi is {site.amdsmi or 'not installed'}"
+    fits = site.amdsmi is not None and (site.rocm is None or site.amdsmi.split(".")[:2] == site.rocm.split(".")[:2])
+    remedy = "" if fits else f"pip install '{pinned}' (that of the nodes' ROCm; workers find their GPUs with it)"
+    return [Finding("ROCm", "right" if fits else "doubtful", found, remedy)]
+
+
 def _of_software(site: Site) -> list[Finding]:
-    rows = []
+    rows = [Finding("Python", "right", site.python)]
+    rows += _of_rocm(site)
     if site.torch is None:
         remedy = "load the site's module, or name a container; the compute nodes need it, this node does not"
         rows.append(Finding("PyTorch", "doubtful", "this Python has none", remedy))

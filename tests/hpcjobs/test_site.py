@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import io
 import json
 import sys
@@ -12,8 +13,10 @@ import pytest
 from rich.console import Console
 
 from hpcjobs.doctor import examine, findings_table
+from hpcjobs.doctor_quota import Room, quotas, rooms
+from hpcjobs.filesystem import Mount
 from hpcjobs.load import load_cluster
-from hpcjobs.site import Site, look, parse_modules, parse_partitions, parse_settings, parse_time
+from hpcjobs.site import Site, look, parse_modules, parse_partitions, parse_settings, parse_time, rocm_release
 from hpcjobs.site_profile import findings, profile_text
 
 # partition, state, limit, nodes, CPUs, memory, gres, features: as sinfo prints them on sites of different kinds
@@ -28,6 +31,7 @@ lrd_all_serial|up|4:00:00|1|112|494000|(null)|(null)
 broken|down|1:00|9999|32|1000|gpu:a100:8|(null)
 """
 SWITCHED = "gpu*|up|infinite|4|64|256000|gpu:mi300x:8|mi300x,spx,dpx,qpx,cpx\n"
+LOCK = ("kernel", "ext4 is a filesystem of this node alone")
 SETTINGS = {"MaxArraySize": "1001", "AccountingStorageType": "accounting_storage/slurmdbd"}
 
 
@@ -70,7 +74,7 @@ def test_a_machine_without_slurm_is_told_so_and_its_profile_can_still_be_read(tm
     path = tmp_path / "site.yaml"
     path.write_text(profile_text(nothing, "laptop"))
     assert load_cluster(str(path)).cores_per_node == 1
-    rows = findings(nothing, free_gb=100.0, files=None)
+    rows = findings(nothing, [], LOCK)
     assert (rows[0].what, rows[0].verdict) == ("Slurm", "wrong")
     assert rows[0].remedy
 
@@ -88,7 +92,7 @@ def test_a_machine_without_slurm_is_told_so_and_its_profile_can_still_be_read(tm
     ],
 )
 def test_each_row_says_what_is_wrong_and_what_to_do(what: str, verdict: str, more: dict[str, Any]) -> None:
-    rows = findings(site(SWITCHED, **more), free_gb=100.0, files=10**9)
+    rows = findings(site(SWITCHED, **more), [Room("of all", 100.0, 10**9)], LOCK)
     row = next(row for row in rows if row.what == what)
     assert row.verdict == verdict
     assert bool(row.remedy) == (verdict != "right")
@@ -96,7 +100,7 @@ def test_each_row_says_what_is_wrong_and_what_to_do(what: str, verdict: str, mor
 
 def test_the_table_of_findings_cuts_nothing_at_80_columns() -> None:
     problem = "sacctmgr --noheader: sacctmgr: error: slurm_persist_conn_open_without_init: Unable to contact slurmdbd"
-    rows = findings(site(SWITCHED, torch=None, problems=[problem]), free_gb=100.0, files=10**9)
+    rows = findings(site(SWITCHED, torch=None, problems=[problem]), [Room("of all", 100.0, 10**9)], LOCK)
     console = Console(width=80, file=io.StringIO())
     console.print(findings_table(rows))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
@@ -151,8 +155,100 @@ def test_of_a_command_that_fails_the_first_line_is_told(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize(("free_gb", "verdict"), [(1.0, "wrong"), (20.0, "doubtful"), (500.0, "right")])
 def test_little_space_is_told(free_gb: float, verdict: str) -> None:
-    row = next(row for row in findings(site(LUMI), free_gb, None) if row.what == "free space")
-    assert row.verdict == verdict
+    rows = findings(site(LUMI), [Room("of all", free_gb, None), Room("of me", None, 99_999)], LOCK)
+    assert {row.what: row.verdict for row in rows if " of " in row.what} == {
+        "space of all": verdict, "files of me": "doubtful", "lock of a study": "right",
+    }  # fmt: skip
+
+
+def test_a_lock_file_is_told_with_its_reason() -> None:
+    row = next(row for row in findings(site(LUMI), [], ("soft", "flock does not work here")) if "lock" in row.what)
+    assert (row.verdict, row.found) == ("doubtful", "soft: flock does not work here")
+
+
+LUSTRE = """\
+    /scratch 1073741824* 1048576000 1153433600       -  123456       0       0       -
+"""
+QUOTA = """\
+Disk quotas for user anna (uid 1000):
+     Filesystem  blocks   quota   limit   grace   files   quota   limit   grace
+ server:/home   20971520  0       52428800   0      1000    0     200000       0
+      /dev/sdb1    20    10     10       0      20      0       0       0
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "place", "expected"),
+    [
+        (LUSTRE, "/scratch", [("me", 81.6, None)]),
+        (QUOTA, "server:/home", [("me", 32.2, 199_000)]),
+        (QUOTA, "/dev/sdb1", [("me", 0.0, None)]),
+        (QUOTA, "/elsewhere", []),
+        ("    /scratch 5 0 0 - 7 0 0 -\n", "/scratch", []),
+        ("quota: none here\n", "/scratch", []),
+    ],
+)
+def test_what_is_left_of_a_quota_is_read(said: str, place: str, expected: list[tuple[Any, ...]]) -> None:
+    found = rooms(said, {place}, "me")
+    assert [(r.whose, r.free_gb and round(r.free_gb, 1), r.free_files) for r in found] == expected
+
+
+@pytest.mark.parametrize("kind", ["lustre", "nfs4"])
+def test_the_command_for_a_filesystems_quota_is_asked(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpcjobs.doctor_quota.mount_of", lambda folder: Mount(kind, (), "/scratch"))
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    (tmp_path / "lfs").write_text(f"""#!/bin/sh
+if [ "$1" = project ]; then echo '7 P /scratch/x'; exit; fi
+case "$*" in *"-p 7 /scratch") echo '{LUSTRE.strip()}' ;; *"-u "*"/scratch") echo '/scratch 5 0 0 - 7 0 9 -' ;; esac
+""")
+    (tmp_path / "quota").write_text("#!/bin/sh\necho ' /scratch 5 0 0 0 7 0 9 0'; exit 1\n")
+    for command in ("lfs", "quota"):
+        (tmp_path / command).chmod(0o755)
+    me = Room(f"of {getpass.getuser()}", None, 2)
+    project = [room for room in quotas(tmp_path) if room != me]
+    assert me in quotas(tmp_path)
+    assert [(room.whose, round(room.free_gb or 0)) for room in project] == [("of project 7", 82)] * (kind == "lustre")
+
+
+def test_a_quota_that_nobody_tells_is_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("hpcjobs.doctor_quota.ANSWER_S", 0.1)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    (tmp_path / "quota").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "quota").chmod(0o755)
+    examine(tmp_path / "mine.yaml", "mine", tmp_path, as_json=True)
+    rows = json.loads(capsys.readouterr().out)["findings"]
+    assert [row["found"] for row in rows if "quota" in row["found"] and "timed out" in row["found"]]
+
+
+@pytest.mark.parametrize(
+    ("rocm", "amdsmi", "verdict", "told"),
+    [
+        ("6.4.1", "6.4.3", "right", ""),
+        ("6.4.1", "6.2.0", "doubtful", "pip install 'amdsmi==6.4.*'"),
+        ("6.4.1", None, "doubtful", "pip install 'amdsmi==6.4.*'"),
+        (None, "6.4.3", "right", ""),
+        (None, None, "doubtful", "pip install 'amdsmi==RELEASE.*'"),
+    ],
+)
+def test_the_package_amdsmi_must_be_of_the_release_of_rocm(
+    rocm: str | None, amdsmi: str | None, verdict: str, told: str
+) -> None:
+    rows = findings(site(SWITCHED, rocm=rocm, amdsmi=amdsmi), [], LOCK)
+    (row,) = [row for row in rows if row.what == "ROCm"]
+    assert row.verdict == verdict and row.remedy.startswith(told)
+    boost = findings(site(LEONARDO, rocm=rocm, amdsmi=amdsmi), [], LOCK)
+    assert not [row for row in boost if row.what == "ROCm"]
+
+
+def test_the_release_of_rocm_is_where_rocm_writes_it(tmp_path: Path) -> None:
+    assert rocm_release(tmp_path) is None
+    (tmp_path / ".info").mkdir()
+    (tmp_path / ".info" / "version").write_text("6.4.1-83\n")
+    assert rocm_release(tmp_path) == "6.4.1"
 
 
 @pytest.mark.parametrize(
