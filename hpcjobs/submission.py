@@ -23,6 +23,7 @@ from hpcjobs.plan import Plan, make_plan
 from hpcjobs.preflight import check_data, check_new_folder, check_shadows, check_writers
 from hpcjobs.search_space import check_search_space
 from hpcjobs.slurm import check_path
+from hpcjobs.text import counted
 from hpcjobs.throughput_table import ThroughputTable, beside_profile
 from hpcjobs.yaml_file import KeyPath, parse_value, read_yaml
 
@@ -202,6 +203,17 @@ def resumed_submission(options: argparse.Namespace) -> Submission:
     plan = make_plan(file, local_cores=available_cores())
     lacks = told_or_raised(options.dry_run, lambda: check_account(file.cluster, by_hand=options.prepare))
     return Submission(paths, file, plan, resumed=True, more_trials=int(options.trials or 0), lacks=lacks)
+
+
+def cores_text(plan: Plan) -> str:
+    """What each worker has of the cores that the job asks for, which are those of all its workers."""
+    each = counted(plan.cores_per_worker, "core")
+    if plan.cluster is None:
+        return f"each {each}"
+    total = plan.cluster.cores_per_node
+    if total < plan.workers_per_node:
+        return f"which share the job's {counted(total, 'core')}"
+    return f"each on {each} of the job's {total}"
 
 
 def absolute(path: Path) -> Path:

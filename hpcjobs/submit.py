@@ -19,7 +19,7 @@ from hpcjobs.paths import StudyPaths
 from hpcjobs.plan import Plan
 from hpcjobs.preflight import check_slurm, check_writers
 from hpcjobs.slurm import job_script, shell_line, step_command, worker_command
-from hpcjobs.submission import AUTO, Submission, new_submission, resumed_submission
+from hpcjobs.submission import AUTO, Submission, cores_text, new_submission, resumed_submission
 from hpcjobs.text import counted
 
 _EXAMPLES = """\
@@ -159,10 +159,10 @@ def show(submission: Submission, console: Console) -> None:
 
 
 def workers_text(plan: Plan) -> str:
-    memory = f", {plan.mem_gb_per_worker:.1f} GB" if plan.mem_gb_per_worker else ""
+    memory = f", {plan.mem_gb_per_worker:.1f} GB a worker" if plan.mem_gb_per_worker else ""
     number = "one" if plan.workers_per_gpu == 1 else str(plan.workers_per_gpu)
     source = f"{number} per logical GPU that is there; expected " if plan.workers_by_devices else ""
-    return f"{source}{plan.workers_per_node} a node, each {counted(plan.cores_per_worker, 'core')}{memory}"
+    return f"{source}{plan.workers_per_node} a node, {cores_text(plan)}{memory}"
 
 
 def show_dry_run(submission: Submission, console: Console) -> None:
@@ -176,7 +176,12 @@ def show_dry_run(submission: Submission, console: Console) -> None:
         for index, elements in enumerate(plan.arrays):
             print(f"\n# sbatch text, job array {index + 1} of {len(plan.arrays)}")
             print(job_script(plan, paths, elements, working_folder))
-        print(f"# one step, started by the node agent\n{shell_line(step_command(plan, paths, '%A_%a', 0))}")
+        cores = counted(plan.cluster.cores_per_node, "core")
+        print(
+            f"# one worker's step, started by the node agent. It spans all {cores} of the node, as those of the other "
+            "workers do; the worker then binds itself to its own\n"
+            f"{shell_line(step_command(plan, paths, '%A_%a', 0))}"
+        )
     if submission.objective_sets:
         print("\n# the objective sets in each worker, unless the profile's environment does")
         for name, value in submission.objective_sets.items():

@@ -26,6 +26,7 @@ from hpcjobs.submission import (
     available_cores,
     check_account,
     cluster_overrides,
+    cores_text,
     default_folder,
     told_or_raised,
 )
@@ -219,9 +220,9 @@ def show_dry_run(paths: ThroughputPaths, file: ThroughputFile, console: Console,
     for mode in file.jobs:
         for setup in file.setups(mode):
             plan = file.plan(setup, available_cores())
-            each = f"{counted(plan.workers_per_node, 'worker')}, {counted(plan.cores_per_worker, 'core')} each"
             cells = ", ".join(cell.name for cell in file.cells)
-            console.print(f"{setup.name}: {each}; cells: {cells}", markup=False)
+            workers = f"{counted(plan.workers_per_node, 'worker')}, {cores_text(plan)}"
+            console.print(f"{setup.name}: {workers}; cells: {cells}", markup=False)
         if file.cluster is not None:
             print(f"\n# sbatch text of the job of mode {mode or 'as-is'}\n{job_script(paths, file, mode)}")
     print("nothing was made or submitted (--dry-run)")

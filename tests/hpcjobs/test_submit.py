@@ -169,6 +169,23 @@ def test_a_study_goes_on_only_with_the_account_that_its_site_demands(
     assert submit("--resume", "mine", "--set", "account=p2") == 0
 
 
+@pytest.mark.parametrize(
+    ("workers", "said"),
+    [
+        ("4", "4 a node, each on 2 cores of the job's 8"),
+        ("5", "5 a node, each on 1 core of the job's 8"),
+        ("9", "9 a node, which share the job's 8 cores"),
+    ],
+)
+def test_the_plan_tells_a_workers_cores_from_the_jobs(
+    project: Path, workers: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert submit("--study", "search.yaml", "--cluster", "site.yaml", "--workers", workers, "--dry-run") == 0
+    out = capsys.readouterr().out
+    assert said in out
+    assert "#SBATCH --cpus-per-task=8" in out and "It spans all 8 cores of the node" in out
+
+
 def test_a_dry_run_on_this_machine_shows_a_workers_command(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert submit("--study", "search.yaml", "--workers", "2", "--dry-run") == 0
     out = capsys.readouterr().out

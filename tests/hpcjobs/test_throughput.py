@@ -192,7 +192,8 @@ def test_each_mode_is_a_job_with_its_constraint(folder: Path, capsys: pytest.Cap
     assert [line for line in out.splitlines() if "--constraint" in line] == [
         f"#SBATCH --constraint={mode}" for mode in ("spx", "dpx", "qpx", "cpx")
     ]
-    assert "cpx: 64 workers, 1 core each" in out and "cpx-x2: 128 workers" in out
+    assert "cpx: 64 workers, each on 1 core of the job's 64; cells" in out
+    assert "cpx-x2: 128 workers, which share the job's 64 cores; cells" in out
     assert not folder.exists()
 
 
