@@ -21,7 +21,8 @@ DOCS = ROOT / "docs"
 # every page of commands is listed here: those of one row run in one folder, one after the other
 LOCAL_PAGES = ("first-study.md", "results.md")
 CLUSTER_PAGES = ("my-cluster.md", "objective.md", "administrator.md")
-PAGES = (*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("*/README.md"))
+IMAGE = ROOT / "configs" / "containers" / "rocm.def"
+PAGES = (*DOCS.glob("*.md"), IMAGE, ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("*/README.md"))
 
 
 def commands_of(page: Path) -> list[str]:
@@ -62,6 +63,14 @@ def test_every_link_leads_somewhere() -> None:
             assert "://" in target or (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def test_the_image_has_all_packages_and_only_what_is_there() -> None:
+    (block,) = re.findall(r"^%files\n((?: .*\n)+)", IMAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    copied = [line.split() for line in block.splitlines()]
+    assert all((ROOT / source).exists() and target == f"/opt/src/{source}" for source, target in copied)
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests"}
+    assert {"setup.cfg", "pyproject.toml", *packages} <= {source for source, _ in copied}
+
+
 def told_options() -> dict[str, set[str]]:
     """All programs that the pages call, also in passing, with the options that they give them."""
     told: dict[str, set[str]] = {}
@@ -75,7 +84,8 @@ def told_options() -> dict[str, set[str]]:
 
 def test_what_pages_call_in_passing_exists_with_its_options() -> None:
     told = told_options()
-    assert {"hpcjobs.throughput", "benchmarks/journal.py", "autospeed_model.prepare"} <= told.keys()
+    named = {"hpcjobs.throughput", "benchmarks/journal.py", "autospeed_model.prepare", "hip_kernels.build"}
+    assert named <= told.keys()
     wrong = []
     for program, options in told.items():
         path = ROOT / program if "/" in program else ROOT / f"{program.replace('.', '/')}.py"
