@@ -160,7 +160,7 @@ def _cell(name: str, spread: Spread | None) -> str:
 
 
 def write_results(study: OpenStudy, plan: FinalPlan, results: FinalResults, where: StudyPaths) -> None:
-    """Write ``final.json``, the curves and the pictures of samples into the searched study's results."""
+    """Write ``final.json`` and the pictures of samples into the searched study's results."""
     write_atomically(where.final, json.dumps(results.as_dict(), indent=2) + "\n")
     for setting in plan.settings:
         own = [trial for trial in completed(study) if plan.setting_of(trial.params) == setting]
