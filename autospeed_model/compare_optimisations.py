@@ -152,6 +152,9 @@ def main(arguments: list[str] | None = None) -> int:
         )
     if (given.data is None) != (given.source is None):
         raise UserError("give both --data and --source, or neither")
+    if given.batch_size < 1 or given.seconds <= 0:
+        found = f"--batch-size {given.batch_size} --seconds {given.seconds:g}"
+        raise UserError(f"found {found}; allowed are a whole number from 1 and any number above 0")
     given.out.mkdir(parents=True, exist_ok=True)
     source, data = (given.source, given.data) if given.data else make_data(given.out)
     options = ["--data", str(data.resolve()), "--source", str(source.resolve())]

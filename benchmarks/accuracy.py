@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from autospeed_model.accelerator import prepare_process
+from autospeed_model.errors import UserError, run_entry
 from autospeed_model.hyperparameters import Hyperparameters, RuntimeOptions, TrainingOptions
 from autospeed_model.packed import PackedDataset
 from autospeed_model.runtime import Runtime
@@ -41,6 +42,8 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a hyper-parameter")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     given = parser.parse_args()
+    if given.seeds < 1:
+        raise UserError(f"--seeds is {given.seeds}; allowed is any number above 0")
     prepare_process()
     data = PackedDataset(given.data)
     runtimes = {"plain": Runtime(given.device), "fast": Runtime.of(RuntimeOptions(), given.device)}
@@ -56,4 +59,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_entry(main))

@@ -16,7 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
+from autospeed_model.errors import UserError, run_entry
 from autospeed_model.geometry import transform_points
+from autospeed_model.runtime import Runtime
 
 
 def broadcasting(matrix: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
@@ -37,13 +39,16 @@ def median_ms(function: Callable[[], object], device: str, repeats: int) -> floa
     return statistics.median(times[2:])
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(prog="python benchmarks/geometry.py", description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--grid", type=int, default=200, help="points along x and y (default 200)")
     parser.add_argument("--repeats", type=int, default=20)
     given = parser.parse_args()
+    Runtime(given.device)  # or a word why not
+    if min(given.batch, given.grid, given.repeats) < 1:
+        raise UserError("--batch, --grid and --repeats: allowed are whole numbers from 1")
     generator = torch.Generator().manual_seed(0)
     matrix = torch.randn(given.batch, 6, 3, 3, generator=generator).to(given.device)
     points = torch.randn(given.batch, 6, given.grid, given.grid, 4, 3, generator=generator).to(given.device)
@@ -53,7 +58,8 @@ def main() -> None:
     print(f"{given.device}, {points[..., 0].numel()} points")
     print(f"broadcasting matmul    {slow:9.3f} ms")
     print(f"one product per matrix {fast:9.3f} ms   {slow / fast:.1f} times faster")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_entry(main))

@@ -28,6 +28,7 @@ from rich.table import Table as Grid
 
 from autospeed_model.augment_host import augment_on_host
 from autospeed_model.draw import draw_table, gather
+from autospeed_model.errors import UserError, run_entry
 from autospeed_model.hyperparameters import Hyperparameters
 from autospeed_model.labels import CUT
 from autospeed_model.packed import PackedDataset, PackedSplit
@@ -143,6 +144,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=0.5, help="CPU seconds of a measurement (default 0.5)")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="also write the figures there")
     options = parser.parse_args()
+    if options.turns < 1 or options.seconds < 0:
+        raise UserError(f"found --turns {options.turns} --seconds {options.seconds:g}; allowed are 1 and 0 or more")
     cv2.setNumThreads(1)
     with tempfile.TemporaryDirectory() as folder:
         source, out = Path(folder, "openlane"), Path(folder, "packed")
@@ -173,4 +176,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_entry(main))

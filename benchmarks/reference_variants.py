@@ -24,10 +24,12 @@ import torch
 from torch import Tensor
 
 from autospeed_model.ema import DECAY
+from autospeed_model.errors import UserError, run_entry
 from autospeed_model.hyperparameters import Hyperparameters
 from autospeed_model.network import AutoSpeed
 from autospeed_model.optimiser import accumulated_steps, make_optimiser
 from autospeed_model.packed import PackedDataset, PackedSplit
+from autospeed_model.runtime import Runtime
 from benchmarks.host_path import PerSample
 from benchmarks.reference_loss import DenseLoss
 
@@ -129,7 +131,7 @@ def measure(reference: Reference, seconds: float) -> dict[str, float]:
     return {"compute_only": images / computing, "end_to_end": images / (time.monotonic() - began)}
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("variant", choices=VARIANTS)
     parser.add_argument("--data", type=Path, required=True, help="dataset folder made by autospeed_model.prepare")
@@ -138,9 +140,19 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
+    Runtime(given.device)  # or a word why not
+    if given.seconds <= 0:
+        raise UserError(f"--seconds is {given.seconds:g}; allowed is any number above 0")
     split = PackedDataset(given.data).split("train")
+    if not 1 <= given.batch_size <= len(split):
+        raise UserError(
+            f"--batch-size is {given.batch_size}; allowed are 1 to {len(split)}, the images to train on in {given.data}"
+        )
     files = [given.source / "images" / f"{name}.jpg" for name in split.names]
+    missing = [file for file in files if not file.is_file()]
+    if missing:
+        raise UserError(f"{missing[0]}: no such file; --source must be the OpenLane folder that --data was made from")
     found: dict[str, Any] = measure(
         Reference(split, files, given.variant, given.batch_size, given.device), given.seconds
     )
@@ -152,4 +164,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_entry(main))

@@ -15,10 +15,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from autospeed_model.errors import UserError, run_entry
 
 BENCHMARK = Path(__file__).with_name("training_speed.py")
 
@@ -50,16 +55,16 @@ def run(count: int, arguments: Sequence[str], variables: dict[str, str], timeout
                 subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **variables})
             )
         try:
-            codes = [process.wait(timeout_s) for process in processes]
-        except subprocess.TimeoutExpired:
-            codes = [None] * count
+            codes = _codes(processes, timeout_s)
         finally:
             for process in processes:
                 process.kill()
                 process.wait()
-        if any(code != 0 for code in codes):
-            worst = next(number for number, code in enumerate(codes) if code != 0)
-            return {"processes": count, "error": (folder / f"{worst}.log").read_text()[-800:] or "timed out"}
+        failed = [number for number, code in enumerate(codes) if code]
+        if failed:
+            return {"processes": count, "error": (folder / f"{failed[0]}.log").read_text()[-800:]}
+        if None in codes:
+            return {"processes": count, "error": f"timed out after {timeout_s:g} s"}
         found = [json.loads((folder / f"{number}.json").read_text()) for number in range(count)]
     return {
         "processes": count,
@@ -69,6 +74,16 @@ def run(count: int, arguments: Sequence[str], variables: dict[str, str], timeout
         "memory_gb": max(one["memory_gb"] for one in found),
         "start_to_first_step_s": max(one["start_to_first_step_s"] for one in found),
     }
+
+
+def _codes(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float) -> list[int | None]:
+    """Exit codes when all have ended, one has failed (the others would wait for it), or the time is over."""
+    end = time.monotonic() + timeout_s
+    while True:
+        codes = [process.poll() for process in processes]
+        if None not in codes or any(codes) or time.monotonic() > end:
+            return codes
+        time.sleep(0.1)
 
 
 def main() -> int:
@@ -82,10 +97,16 @@ def main() -> int:
     if given.mps != "no" and shutil.which("nvidia-cuda-mps-control") is None:
         print("there is no MPS here (nvidia-cuda-mps-control is not on the PATH)", file=sys.stderr)
         given.mps = "no"
+    try:
+        counts = [int(part) for part in given.processes.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1:
+        raise UserError(f"--processes is {given.processes!r}; allowed are positive whole numbers such as 1,4,8")
     arguments = ["--data", str(given.data), *others]
     rows = []
     for service in (False, True) if given.mps == "both" else (given.mps == "yes",):
-        for count in (int(part) for part in given.processes.split(",")):
+        for count in counts:
             if service:
                 with tempfile.TemporaryDirectory() as folder, multi_process_service(Path(folder)) as variables:
                     row = run(count, arguments, variables, given.timeout)
@@ -99,4 +120,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_entry(main))

@@ -22,7 +22,7 @@ import torch  # noqa: E402
 
 import hip_kernels  # noqa: E402
 from autospeed_model.accelerator import prepare_process  # noqa: E402
-from autospeed_model.errors import run_entry  # noqa: E402
+from autospeed_model.errors import UserError, run_entry  # noqa: E402
 from autospeed_model.hyperparameters import Hyperparameters, RuntimeOptions, TrainingOptions  # noqa: E402
 from autospeed_model.metrics import Figures  # noqa: E402
 from autospeed_model.packed import PackedDataset  # noqa: E402
@@ -168,6 +168,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=1, help="how many wait at --barrier")
     add_runtime_arguments(parser)
     given = parser.parse_args(arguments)
+    if given.seconds <= 0 or given.steps < 1:
+        raise UserError(f"found --seconds {given.seconds:g} --steps {given.steps}; allowed are numbers above 0")
     prepare_process()
     text = json.dumps(measure(given), indent=1)
     if given.json is not None:

@@ -34,7 +34,12 @@ def test_a_row_that_fails_is_told_with_what_it_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["--rows", "fastest"], "--rows: 'fastest'; allowed are original"), (["--data", "x"], "give both --data and")],
+    [
+        (["--rows", "fastest"], "--rows: 'fastest'; allowed are original"),
+        (["--data", "x"], "give both --data and"),
+        (["--batch-size", "0"], "found --batch-size 0 --seconds 10; allowed are"),
+        (["--seconds", "-1"], "found --batch-size 32 --seconds -1; allowed are"),
+    ],
 )
 def test_mistakes_are_told(tmp_path: Path, arguments: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
