@@ -139,6 +139,8 @@ def main() -> int:
     if not os.access(folder, os.W_OK):
         raise UserError(f"{folder}: not writable by you; give a folder in which studies can be made")
 
+    if arguments.name is not None and arguments.profile is None:
+        raise UserError("--name: found it without --profile; allowed: the name in a new profile; add --profile YAML")
     if arguments.profile is not None:
         return examine(arguments.profile, arguments.name or arguments.profile.stem, folder, as_json=arguments.json)
     found = probe(folder)

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from hpcjobs.budget import count
 from hpcjobs.errors import UserError, run_entry
-from hpcjobs.final_plan import DEFAULT, FinalPlan, declared_final, make_final, plan_final, read_plan
+from hpcjobs.final_plan import DEFAULT, SEED, FinalPlan, declared_final, make_final, plan_final, read_plan
 from hpcjobs.final_results import results_of, table_of, title_of, write_results
 from hpcjobs.launch import cancel_requested, launch
 from hpcjobs.paths import StudyPaths
@@ -25,6 +25,8 @@ from hpcjobs.status_look import look_again
 from hpcjobs.study import OpenStudy, open_study
 from hpcjobs.submission import available_cores
 from hpcjobs.text import counted, number_text, positive
+
+SEEDS = 3
 
 _EXAMPLES = """\
 examples:
@@ -44,12 +46,17 @@ def main(arguments: list[str] | None = None) -> int:
     if best is None:
         raise UserError(f"{study.paths.folder}: no trial has completed, so there are no best parameters")
     plan = read_plan(paths)
+    is_new = plan is None
     if plan is None:
         plan = _new_plan(study, best, options)
+    else:
+        _check_same(plan, paths, options)
+    if is_new or options.dry_run:
         _show(plan, console)
-        if options.dry_run:
-            print("\nnothing was made or submitted (--dry-run)")
-            return 0
+    if options.dry_run:
+        print("\nnothing was made or submitted (--dry-run)")
+        return 0
+    if is_new:
         plan = make_final(paths, plan)
     elif plan.best_trial != best.number:
         note = (
@@ -58,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
         console.print(f"note: {note}with it, move {paths.folder} away", style="yellow")
     final = open_study(paths)
     if count(final).left:
-        _start(final, console)
+        _start(final, options.nodes, console)
         if options.detach:
             console.print(f"  watch    python -m hpcjobs.status {shlex.quote(str(paths.folder))}")
             console.print(f"  results  python -m hpcjobs.final {shlex.quote(str(study.paths.folder))}")
@@ -76,7 +83,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", type=Path, help="the folder of a study that has ended")
-    parser.add_argument("--seeds", type=positive, default=3, metavar="N", help="trainings of each setting (default: 3)")
+    parser.add_argument("--seeds", type=positive, metavar="N", help=f"trainings of each setting (default: {SEEDS})")
     parser.add_argument("--epochs", type=positive, metavar="N", help="of each training (default: twice a trial's)")
     parser.add_argument("--nodes", type=positive, metavar="N", help="nodes (default: as many as the trainings fill)")
     parser.add_argument("--detach", action="store_true", help="start, and do not wait; call it again for the results")
@@ -106,10 +113,28 @@ def _new_plan(study: OpenStudy, best: FrozenTrial, options: argparse.Namespace) 
             "`final` of it, the text module:function. That function takes (params, context) as the objective does, "
             "trains on all training data, and returns the value on data that no trial has seen"
         )
-    epochs = options.epochs or 2 * file.study.epochs
+    seeds, epochs = options.seeds or SEEDS, options.epochs or 2 * file.study.epochs
     return plan_final(
-        file, best, objective, seeds=options.seeds, epochs=epochs, nodes=options.nodes, local_cores=available_cores()
+        file,
+        best,
+        objective,
+        seeds=seeds,
+        epochs=epochs,
+        nodes=options.nodes,
+        local_cores=available_cores(),
     )
+
+
+def _check_same(plan: FinalPlan, paths: StudyPaths, options: argparse.Namespace) -> None:
+    """Trainings that have begun go on as they are: the settings must be compared by the same."""
+    known = {"seeds": len({start[SEED] for start in plan.starts}), "epochs": plan.file.study.epochs}
+    for name, value in known.items():
+        asked = getattr(options, name)
+        if asked not in (None, value):
+            raise UserError(
+                f"--{name} {asked}: the final trainings of this study began with {value}; allowed: the same, or leave "
+                f"it out; to begin anew, move {paths.folder} away"
+            )
 
 
 def _show(plan: FinalPlan, console: Console) -> None:
@@ -125,15 +150,18 @@ def _show(plan: FinalPlan, console: Console) -> None:
         console.print(f"  {'both':10} {fixed}")
 
 
-def _start(final: OpenStudy, console: Console) -> None:
-    """Start node agents unless some are there already."""
+def _start(final: OpenStudy, nodes: int | None, console: Console) -> None:
+    """Start node agents, on as many nodes as at first unless ``nodes`` says otherwise, if none are there."""
     watched = StudyWatch(final)
     if Jobs(final.paths).any_left(look_again(final.paths, watched, watched.look())):
         return
-    plan = make_plan(final.file, local_cores=available_cores())
+    file = final.file
+    if nodes is not None:
+        file = file.model_copy(update={"run": file.run.model_copy(update={"nodes": nodes})})
+    plan = make_plan(file, local_cores=available_cores())
     if plan.cluster is not None:
         check_slurm(plan.cluster.name)
-    launched = launch(final.paths, final.file, plan)
+    launched = launch(final.paths, file, plan)
     where = "on this machine as process" if plan.cluster is None else f"on {counted(plan.nodes, 'node')} as job"
     console.print(f"started {where} {', '.join(launched.job_ids)}")
 

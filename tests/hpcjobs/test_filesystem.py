@@ -135,3 +135,9 @@ def test_doctor_refuses_a_missing_folder(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(UserError, match="no such folder"):
         doctor.main()
     assert run_entry(doctor.main) == 2
+
+
+def test_doctor_refuses_a_name_for_no_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["doctor", str(tmp_path), "--name", "mine"])
+    with pytest.raises(UserError, match="add --profile"):
+        doctor.main()

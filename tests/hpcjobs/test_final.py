@@ -22,7 +22,7 @@ from hpcjobs.load import write_study_file
 from hpcjobs.paths import StudyPaths
 from hpcjobs.report import write_report
 from hpcjobs.sampling import distribution
-from hpcjobs.study import open_study
+from hpcjobs.study import extend, open_study
 
 HERE = Path(__file__).parent
 
@@ -108,6 +108,13 @@ def test_both_settings_are_trained_with_every_seed_and_compared(studies: Any) ->
     again = final(study.paths.folder)
     assert "50.5 ± 0.7" in again.stdout
     assert count(made).budget == 4
+    other = final(study.paths.folder, "--seeds", "5")
+    assert other.returncode == 2
+    assert "--seeds 5: the final trainings of this study began with 2" in other.stderr
+    assert final(study.paths.folder, "--epochs", "7").returncode == 2
+    extend(made, 1)
+    assert "4 trainings of 6 epochs" in final(study.paths.folder, "--seeds", "2", "--epochs", "6", "--dry-run").stdout
+    assert (count(made).waiting, len(list(made.paths.nodes.glob("*.json")))) == (1, 1), "a dry run starts nothing"
     write_report(study, with_final=True)
     page = study.paths.report.read_text()
     assert "<h2>Final trainings</h2>" in page
