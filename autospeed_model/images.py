@@ -5,6 +5,7 @@ Letters: B batch, L layers, N images of the split, H and W height and width.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import mmap
 import warnings
@@ -146,8 +147,12 @@ def register(images: np.ndarray) -> bool:
     page = mmap.PAGESIZE
     first = images.ctypes.data // page * page
     length = images.ctypes.data + images.nbytes - first
-    registered = torch.cuda.cudart().cudaHostRegister(first, length, READ_ONLY)
-    return int(registered) == 0
+    registered = int(torch.cuda.cudart().cudaHostRegister(first, length, READ_ONLY)) == 0
+    if not registered:
+        # The runtime keeps the error for whoever launches the next kernel and asks whether that went well.
+        with contextlib.suppress(RuntimeError):
+            torch.ones(1, device="cuda")
+    return registered
 
 
 def as_tensor(images: np.ndarray) -> Tensor:
