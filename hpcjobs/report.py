@@ -27,7 +27,12 @@ example:
 
 # pictures that hpcjobs.final leaves
 _OF_FINAL = (
-    ("", "final", "Trained on all training data, tested once on data that no trial has seen."),
+    (
+        "",
+        "final",
+        "Trained on all training data, tested once on data that no trial has seen. On the left what the trainings "
+        "reported before the test, such as a loss with its sign turned.",
+    ),
     (
         "",
         "samples-default",
