@@ -163,7 +163,8 @@ class Attention(nn.Module):
         batch, channels, height, width = x.shape
         qkv = self.qkv(x).reshape(batch, self.heads, 2 * self.key + self.value, height * width)
         query, key, value = qkv.split((self.key, self.key, self.value), dim=2)  # each (B, heads, K or V, N)
-        weights = (query.transpose(-2, -1) @ key * self.key**-0.5).float().softmax(dim=-1).to(value.dtype)
+        query = query * self.key**-0.5  # before the product, which could leave fp16's range
+        weights = (query.transpose(-2, -1) @ key).float().softmax(dim=-1).to(value.dtype)
         mixed = (value @ weights.transpose(-2, -1)).reshape(batch, channels, height, width)
         out: Tensor = self.project(mixed + self.position(value.reshape(batch, channels, height, width)))
         return out

@@ -50,6 +50,19 @@ def test_attention_equals_scaled_dot_product_attention() -> None:
     torch.testing.assert_close(block(x), expected, rtol=1e-4, atol=1e-5)
 
 
+class Large(nn.Module):
+    """Queries and keys whose products, not yet scaled, are more than fp16 can hold."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.full((len(x), 2 * x.shape[1], *x.shape[2:]), 60.0, dtype=x.dtype)
+
+
+def test_attention_to_large_queries_and_keys_stays_a_number_in_fp16() -> None:
+    block = Attention(128).eval()
+    block.qkv = Large()
+    assert block(torch.zeros(1, 128, 3, 4, dtype=torch.float16)).isfinite().all()
+
+
 @pytest.mark.parametrize("csp", [False, True])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_c3k2_mixes_every_intermediate_result(csp: bool, depth: int) -> None:
