@@ -63,6 +63,21 @@ def test_every_link_leads_somewhere() -> None:
             assert "://" in target or (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def anchors_of(page: Path) -> set[str]:
+    """What links into a page can name: its headings, as they are turned into anchors."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def test_every_link_into_a_page_names_a_heading_of_it() -> None:
+    followed = 0
+    for page in PAGES:
+        for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text(encoding="utf-8")):
+            followed += 1
+            assert anchor in anchors_of(page.parent / target if target else page), f"{page.name}: {target}#{anchor}"
+    assert followed > 3
+
+
 def test_the_image_has_all_packages_and_only_what_is_there() -> None:
     (block,) = re.findall(r"^%files\n((?: .*\n)+)", IMAGE.read_text(encoding="utf-8"), re.MULTILINE)
     copied = [line.split() for line in block.splitlines()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import sys
@@ -64,3 +65,20 @@ def test_cancel_finds_the_job_of_a_submission_that_was_killed_right_after_it(wor
     cluster.run(sys.executable, "-m", "hpcjobs.cancel", str(world.paths.folder), cwd=world.folder)
     wait_until(lambda: waiting.isdisjoint(world.queue()), "the held job to leave the queue")
     assert [reason for _, _, reason in world.queue().values() if "Held" in reason] == ["JobHeldUser"]
+
+
+def test_an_element_that_slurm_queues_again_is_shown_only_in_the_queue(world: World, cluster: Cluster) -> None:
+    def told() -> tuple[list[str], dict[str, int]]:
+        command = [sys.executable, "-m", "hpcjobs.status", str(world.paths.folder), "--json"]
+        found = json.loads(cluster.run(*command, cwd=world.folder).stdout)
+        return [line["report"]["element"] for line in found["nodes"]], found["queue"]
+
+    wait_until(lambda: any(trial.reports for trial in world.ledger.trials), "the first report")
+    (element,), queue = told()
+    assert queue == {}
+    job = element.partition("_")[0]  # one node is a job without an array
+    cluster.run("scontrol", "requeuehold", job)
+    wait_until(lambda: told() == ([], {"job requeued in held state": 1}), "the element to wait in the queue")
+    cluster.run("scontrol", "release", job)
+    finish(world)
+    assert told() == ([element], {})
