@@ -168,9 +168,12 @@ def _start(final: OpenStudy, nodes: int | None, console: Console) -> None:
 
 def _finish(study: OpenStudy, final: OpenStudy, plan: FinalPlan, console: Console) -> int:
     results = results_of(final, plan)
+    anew = f"Mend the cause; to train anew, move {final.paths.folder} away and call this again."
     if not results.figures:
         failures = ", ".join(f"{number} x {kind}" for kind, number in count(final).failures.items())
         console.print(f"No training has completed ({failures or 'none has ended'}). Logs: {final.paths.logs}")
+        if not count(final).left:
+            console.print(anew)
         return 1
     write_results(final, plan, results, study.paths)
     if importlib.util.find_spec("matplotlib"):
@@ -185,7 +188,8 @@ def _finish(study: OpenStudy, final: OpenStudy, plan: FinalPlan, console: Consol
     if any(results.gain(name) is not None and not results.beyond_spread(name) for name in results.names):
         console.print("a gain in brackets is smaller than the two deviations together", style="dim")
     if results.failed:
-        console.print(f"{results.failed} trainings failed: {final.paths.logs}", style="yellow")
+        failed = counted(results.failed, "training")
+        console.print(f"{failed} failed, logs: {final.paths.logs}. {anew}", style="yellow")
     console.print(
         f"figures  {study.paths.final}\nreport   python -m hpcjobs.report {shlex.quote(str(study.paths.folder))}"
     )

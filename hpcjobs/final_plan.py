@@ -39,13 +39,14 @@ class FinalPlan:
     starts: list[dict[str, Choice]]
     best_trial: int
 
-    def setting_of(self, params: dict[str, Any]) -> str:
-        """Which setting a training with these parameters belongs to."""
-        return next(
+    def setting_of(self, params: dict[str, Any]) -> str | None:
+        """Which setting a training with these parameters belongs to; None for a mixture, which somebody has added."""
+        fitting = (
             name
             for name, values in self.settings.items()
             if all(params.get(parameter) == value for parameter, value in values.items())
         )
+        return next(fitting, None)
 
 
 def declared_final(file: StudyFile) -> str | None:

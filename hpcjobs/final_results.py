@@ -18,7 +18,7 @@ from hpcjobs.errors import UserError
 from hpcjobs.final_plan import BEST, DEFAULT, SEED, FinalPlan
 from hpcjobs.paths import StudyPaths, write_atomically
 from hpcjobs.study import OpenStudy
-from hpcjobs.text import number_text
+from hpcjobs.text import counted, number_text
 
 # figures between 0 and 1 that people read in percent
 PERCENT = {"precision": "P %", "recall": "R %", "map50": "mAP50 %", "map": "mAP %"}
@@ -99,7 +99,10 @@ def results_of(study: OpenStudy, plan: FinalPlan) -> FinalResults:
     """The figures of all trainings that completed; the objective's value is one of them where it gives no others."""
     collected: dict[str, dict[str, list[float]]] = {setting: {} for setting in plan.settings}
     for trial in completed(study):
-        own = collected[plan.setting_of(trial.params)]
+        setting = plan.setting_of(trial.params)
+        if setting is None:
+            continue
+        own = collected[setting]
         reported: dict[str, float] = (trial.user_attrs.get(RESULT) or {}).get("figures", {})
         for name, value in (reported or {study.file.value_name: trial.values[0]}).items():
             own.setdefault(name, []).append(value)
@@ -112,8 +115,9 @@ def results_of(study: OpenStudy, plan: FinalPlan) -> FinalResults:
 
 
 def title_of(results: FinalResults) -> str:
-    seeds = max(len(spread.values) for own in results.figures.values() for spread in own.values())
-    return f"tested once on data that no trial has seen; {seeds} seed{'s' * (seeds != 1)} each"
+    seeds = [max(len(spread.values) for spread in own.values()) for own in results.figures.values()]
+    number = counted(max(seeds), "seed") if min(seeds) == max(seeds) else f"{min(seeds)} to {max(seeds)} seeds"
+    return f"tested once on data that no trial has seen; {number} each"
 
 
 def rows_of(results: FinalResults) -> list[list[str]]:

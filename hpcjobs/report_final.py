@@ -21,8 +21,9 @@ def final_figure(study: OpenStudy, plan: FinalPlan, results: FinalResults, path:
         for trial in completed(study):
             # the last report may be the test's figure itself, on another scale than those of the training
             points = [item for item in sorted(trial.intermediate_values.items()) if item[1] != trial.values[0]]
-            if points:
-                colour = _COLOURS[plan.setting_of(trial.params)]
+            setting = plan.setting_of(trial.params)
+            if points and setting is not None:
+                colour = _COLOURS[setting]
                 left.plot(*zip(*points, strict=True), color=colour, alpha=0.8, marker="o" if len(points) < 3 else None)
         if not left.lines:
             left.text(0.5, 0.5, "nothing before the test", ha="center", color=GREY, transform=left.transAxes)

@@ -216,3 +216,24 @@ def final_training(params: dict[str, Any], context: Any) -> float:
 
 
 with_final.final = "objectives:final_training"  # type: ignore[attr-defined]
+
+
+def with_failing_final(params: dict[str, Any], context: Any) -> float:
+    return quadratic(params, context)
+
+
+def failing_final(params: dict[str, Any], context: Any) -> float:
+    """One training of the defaults fails."""
+    if (params["x"], params["seed"]) == (0.5, 1):
+        raise ValueError("no luck")
+    return final_training(params, context)
+
+
+with_failing_final.final = "objectives:failing_final"  # type: ignore[attr-defined]
+
+
+def with_broken_final(params: dict[str, Any], context: Any) -> float:
+    return quadratic(params, context)
+
+
+with_broken_final.final = "objectives:failing"  # type: ignore[attr-defined]

@@ -13,12 +13,13 @@ import pytest
 from optuna.trial import TrialState, create_trial
 from rich.console import Console
 
-from hpcjobs.budget import count
+from hpcjobs.budget import claim, count, finish
 from hpcjobs.config import RunConfig, StudyConfig, StudyFile
 from hpcjobs.errors import UserError
 from hpcjobs.final_plan import BEST, DEFAULT, MAKING, FinalPlan, make_final, plan_final, read_plan
 from hpcjobs.final_results import FinalResults, Spread, table_of
 from hpcjobs.load import write_study_file
+from hpcjobs.owners import Owner
 from hpcjobs.paths import StudyPaths
 from hpcjobs.report import write_report
 from hpcjobs.sampling import distribution
@@ -60,6 +61,7 @@ def test_what_both_settings_share_is_fixed_and_the_rest_takes_exactly_two_values
     assert plan.starts == [{"x": x, "seed": seed} for seed in (0, 1) for x in (0.7, 0.5)]
     assert (plan.file.study.trials, plan.file.study.epochs, plan.file.study.pruner.name) == (4, 7, "none")
     assert [plan.setting_of(start) for start in plan.starts] == [BEST, DEFAULT, BEST, DEFAULT]
+    assert plan.setting_of({"x": 0.6, "seed": 0}) is None
 
 
 @pytest.mark.parametrize(("defaults", "setting"), [({}, BEST), ({"x": 0.7, "kind": "a"}, DEFAULT)])
@@ -183,6 +185,34 @@ def test_damaged_results_are_told_with_what_to_do(text: str, tmp_path: Path) -> 
     (tmp_path / "final.json").write_text(text)
     with pytest.raises(UserError, match=r"final\.json: found no results.*remove the file"):
         FinalResults.read(tmp_path / "final.json")
+
+
+def test_trainings_that_fail_or_belong_to_no_setting_are_not_counted(studies: Any) -> None:
+    study = searched(studies, "with_failing_final")
+    studies.worker(study).wait(120)
+    done = final(study.paths.folder, "--seeds", "2")
+    assert done.returncode == 0, done.stderr
+    assert "1 to 2 seeds each" in done.stdout
+    told = " ".join(done.stdout.split())
+    assert "1 training failed, logs:" in told and "final away and call this again" in told
+    made = open_study(StudyPaths(study.paths.folder / "final"))
+    extend(made, 1)
+    me = Owner.of_this_process(element="e", agent="a", worker=0, token="t")
+    trial_id = claim(made, me)
+    assert trial_id is not None
+    finish(made, trial_id, "t", TrialState.COMPLETE, value=0.0)  # without any parameters
+    again = final(study.paths.folder)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.count("±") == done.stdout.count("±") > 0
+
+
+def test_where_all_trainings_fail_what_to_do_is_told(studies: Any) -> None:
+    study = searched(studies, "with_broken_final")
+    studies.worker(study).wait(120)
+    done = final(study.paths.folder, "--seeds", "1")
+    assert done.returncode == 1
+    told = " ".join(done.stdout.split())
+    assert "No training has completed (2 x objective error)" in told and "final away and call this again" in told
 
 
 def test_a_gain_within_the_spread_is_marked() -> None:
