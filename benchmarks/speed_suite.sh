@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Every figure of docs/performance.md on this machine's GPU: benchmarks/speed_suite.sh OUT [SECTION...]
 # Sections: data kernels cold warm start variants compare several accuracy operations geometry tests (default: all, about
-# 15 minutes on an H200).
+# 20 minutes on an H200).
 # A section that fails is told and the others go on; the exit code says whether any did.
 # shellcheck disable=SC2329  # sections are called by name
 set -u -o pipefail

@@ -96,8 +96,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     work = chosen.work or Path("build") / f"hip_kernels-{backend}"
     try:
         build(chosen.destination.resolve(), work, backend, chosen.architectures, chosen.jobs, chosen.options)
-    except (subprocess.CalledProcessError, FileNotFoundError) as error:
-        print(f"hip_kernels was not built for {backend}: {error}", file=sys.stderr)
+    except (subprocess.CalledProcessError, OSError) as error:
+        missing = isinstance(error, FileNotFoundError) and error.filename == "cmake"
+        remedy = "; install it, by `pip install cmake ninja` say" if missing else ""
+        print(f"hip_kernels was not built for {backend}: {error}{remedy}", file=sys.stderr)
         return 1
     print(f"hip_kernels is built for {backend} in {chosen.destination}")
     return 0

@@ -67,6 +67,18 @@ def test_a_backend_without_its_compiler_fails_and_says_which(
     assert not list((tmp_path / "out").glob("*.so"))
 
 
+def test_what_is_missing_or_cannot_be_written_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert build.main(["--backend", "cpu", "--work", str(tmp_path / "file" / "work")]) == 1
+    assert f"not built for cpu: [Errno 20] Not a directory: '{tmp_path / 'file'}" in capsys.readouterr().err
+    monkeypatch.setenv("PATH", str(tmp_path))
+    places = ["--destination", str(tmp_path / "out"), "--work", str(tmp_path / "work")]
+    assert build.main(["--backend", "cpu", *places]) == 1
+    assert "'cmake'; install it, by `pip install cmake ninja`" in capsys.readouterr().err
+
+
 def test_a_library_that_does_not_load_is_an_error_and_not_the_reference(tmp_path: Path) -> None:
     (tmp_path / "_hip_kernels.so").write_text("not a library")
     done = subprocess.run(
