@@ -76,9 +76,18 @@ class AmdSmi:
         self.devices = list(self._list())
 
     def restart(self) -> None:
-        """List the devices anew; every handle from before is void."""
-        self._smi.amdsmi_shut_down()
-        self._start()
+        """List the devices anew; every handle from before is void.
+
+        Raises:
+            ModeError: the library does not start again.
+        """
+        try:
+            self._smi.amdsmi_shut_down()
+            self._start()
+        except self._smi.AmdSmiException as error:
+            raise ModeError(
+                f"AMD SMI does not list the devices after a switch ({_text(error)}); see dmesg, reboot the node"
+            ) from error
 
     def _list(self) -> Iterator[_Device]:
         for position, handle in enumerate(self._smi.amdsmi_get_processor_handles()):
@@ -212,6 +221,8 @@ def _accessible(drm_render: object) -> bool:
         os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
     except PermissionError:
         return False
+    except OSError:  # a node of the filesystem without a device behind it says nothing of permissions
+        return True
     return True
 
 

@@ -79,6 +79,8 @@ def run_hook(options: argparse.Namespace, environ: Mapping[str, str]) -> None:
     seconds = time.monotonic() - begin
     gpus, logical = counted(len(devices.modes), "GPU"), counted(len(devices.gpus), "logical GPU")
     log.info("mode %s on %s, %s, %.1f s", mode, gpus, logical, seconds)
+    if len(devices.modes) < options.gpus:
+        log.warning("AMD SMI shows %d of %d GPUs", len(devices.modes), options.gpus)
     if devices.missing:
         log.warning("%s missing", counted(devices.missing, "logical GPU"))
 
@@ -96,14 +98,25 @@ def main(arguments: list[str] | None = None) -> int:
     job = re.sub(r"\D", "", environ.get("SLURM_JOB_ID", ""))
     node = re.sub(r"[^\w.-]", "", environ.get("SLURMD_NODENAME", ""))
     form = logging.Formatter(f"%(asctime)s {node} job {job} {options.hook}: %(levelname)s %(message)s")
-    for handler in (logging.FileHandler(options.log), logging.StreamHandler(sys.stderr)):
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    unwritable = None
+    try:
+        handlers.append(logging.FileHandler(options.log))
+    except OSError as error:  # a mode that can be set is worth more than a line about it: no node is drained for this
+        unwritable = error
+    for handler in handlers:
         handler.setFormatter(form)
         logging.getLogger().addHandler(handler)
     logging.getLogger().setLevel(logging.INFO)
+    if unwritable is not None:
+        log.warning("there is no log: %s", unwritable)
     try:
         run_hook(options, environ)
     except (ModeError, AmdUnavailableError) as error:
         log.error("%s", error)
+        return 1
+    except Exception:  # the node is drained, and whoever looks for the reason looks into the log
+        log.exception("an error of this program or of AMD SMI")
         return 1
     return 0
 

@@ -126,10 +126,11 @@ def _plan(options: argparse.Namespace) -> None:
 
 
 def _set(options: argparse.Namespace) -> int:
-    if options.mode not in PARTITIONS:
+    mode = options.mode.lower()
+    if mode not in PARTITIONS:
         raise UserError(f"MODE: found {options.mode!r}; allowed: {', '.join(PARTITIONS)}")
     try:
-        devices = amd.set_mode(options.mode, patience_s=options.patience)
+        devices = amd.set_mode(mode, patience_s=options.patience)
     except (amd.ModeError, amd.AmdUnavailableError) as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_FAILED

