@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -53,6 +54,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     study = open_study(StudyPaths(options.folder))
     require_matplotlib()
+    place = study.paths.results if study.paths.results.exists() else study.paths.folder
+    if not os.access(place, os.W_OK):
+        raise UserError(f"{place}: you cannot write there; allowed: a study of your own, or a copy of it (cp -r)")
     console = Console(highlight=False, soft_wrap=True)
     try:
         with_final = declared_final(study.file) is not None

@@ -24,12 +24,13 @@ from optuna.trial import TrialState
 
 from hpcjobs.budget import claim, finish
 from hpcjobs.config import RunConfig, StudyConfig, StudyFile
+from hpcjobs.errors import UserError
 from hpcjobs.failures import Failure, FailureClass
 from hpcjobs.heartbeat import NodeReport
 from hpcjobs.journal_records import encode
 from hpcjobs.owners import Owner
 from hpcjobs.paths import StudyPaths
-from hpcjobs.report import dashboard_command, write_report
+from hpcjobs.report import dashboard_command, main, write_report
 from hpcjobs.report_data import ReportData
 from hpcjobs.report_html import page as page_of
 from hpcjobs.report_search import _label_places, _short
@@ -322,6 +323,14 @@ def test_there_are_curves_where_a_trial_has_more_than_one_epoch(studies: Any, ep
     studies.finish(study)
     write_report(study, with_final=False)
     assert (study.paths.figures / "curves.png").exists() == (epochs > 1)
+
+
+def test_who_may_only_read_is_told_before_anything_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = ended_study(tmp_path / "s", float, trials=2)
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    with pytest.raises(UserError, match=r"you cannot write there.* a copy of it"):
+        main([str(study.paths.folder)])
+    assert not study.paths.results.exists()
 
 
 def test_without_matplotlib_the_extra_is_named(night: StudyPaths) -> None:
