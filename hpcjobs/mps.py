@@ -44,7 +44,10 @@ def shared_gpus(folder: Path) -> Iterator[bool]:
     finally:
         # with our folders always: without them this would end another's service
         own = {**os.environ, **variables}
-        subprocess.run([program], input="quit\n", text=True, capture_output=True, timeout=TIMEOUT_S, env=own)
+        try:
+            subprocess.run([program], input="quit\n", text=True, capture_output=True, timeout=TIMEOUT_S, env=own)
+        except subprocess.TimeoutExpired as error:  # it ends with the job; what comes after must not fail for it
+            log.warning("MPS does not end: %s", error)
         for name in variables:
             os.environ.pop(name, None)
 
@@ -52,9 +55,13 @@ def shared_gpus(folder: Path) -> Iterator[bool]:
 def _started(program: str) -> bool:
     """Start the service and try it; if it does not work, later processes must not look for it."""
     for command in ([program, "-d"], [sys.executable, "-c", _PROBE]):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
-        if done.returncode != 0:
-            log.warning("no MPS, workers on one GPU take turns: %s", (done.stderr or done.stdout).strip()[-300:])
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+            wrong = (done.stderr or done.stdout).strip()[-300:] if done.returncode else None
+        except subprocess.TimeoutExpired as error:
+            wrong = str(error)
+        if wrong is not None:
+            log.warning("no MPS, workers on one GPU take turns: %s", wrong)
             for name in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"):
                 del os.environ[name]
             return False

@@ -28,11 +28,31 @@ def find(visible: str | None = None) -> NodeDevices:
     query = ["--query-gpu=uuid,memory.total,pci.bus_id", "--format=csv,noheader,nounits"]
     texts = []
     for options in (["-L"], query):
-        done = subprocess.run([program, *options], capture_output=True, text=True, timeout=TIMEOUT_S)
-        if done.returncode != 0:
-            return NodeDevices("none", note=f"nvidia-smi fails: {(done.stderr or done.stdout).strip()}")
-        texts.append(done.stdout)
+        try:
+            code, out, err = _answer([program, *options])
+        except subprocess.TimeoutExpired:
+            return NodeDevices(
+                "none", note=f"nvidia-smi gives no answer within {TIMEOUT_S} s; see dmesg for the driver"
+            )
+        if code != 0:
+            return NodeDevices("none", note=f"nvidia-smi fails: {(err or out).strip()}")
+        texts.append(out)
     return parse(texts[0], texts[1], visible)
+
+
+def _answer(command: list[str]) -> tuple[int, str, str]:
+    """Exit code, output and errors. What hangs in the driver is not waited for, since no signal ends it.
+
+    Raises:
+        subprocess.TimeoutExpired: there is no answer in time.
+    """
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        out, err = process.communicate(timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return process.returncode, out, err
 
 
 def parse(listing: str, details: str, visible: str | None = None) -> NodeDevices:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import time
@@ -15,7 +14,8 @@ PROC = Path("/proc")
 DRM = Path("/sys/class/drm")
 # above these the host is busy; below DEVICE_BUSY a device waits for it
 CPU_BUSY, CPU_WAIT, DEVICE_BUSY, STORAGE_WAIT, MEMORY_WAIT, MEMORY_FREE = 0.9, 0.3, 0.8, 0.3, 0.1, 0.05
-NVIDIA_SMI_S = 10
+# an answer to a question that was asked longer ago tells of other work
+OLD_ANSWER_S = 10.0
 PERIOD_S, SAMPLE_S = 30.0, 6.0
 
 
@@ -154,7 +154,7 @@ def busy_devices(vendor: str) -> Callable[[], list[float]] | None:
         files = sorted(DRM.glob("card[0-9]*/device/gpu_busy_percent"))
         return (lambda: _percentages(files)) if files else None
     if vendor == "nvidia" and shutil.which("nvidia-smi"):
-        return _nvidia
+        return _NvidiaSmi()
     return None
 
 
@@ -168,10 +168,23 @@ def _percentages(files: list[Path]) -> list[float]:
     return found
 
 
-def _nvidia() -> list[float]:
-    command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=NVIDIA_SMI_S, env={**os.environ})
-    except subprocess.TimeoutExpired:
-        return []
-    return [int(line) / 100 for line in done.stdout.split() if line.isdigit()]
+class _NvidiaSmi:
+    """The shares that ``nvidia-smi`` told when it was last asked. Nobody waits for it, since it can hang in the driver:
+    as long as it does, there is no answer, and it is not asked again."""
+
+    def __init__(self) -> None:
+        self._asked: subprocess.Popen[str] | None = None
+        self._when = 0.0
+
+    def __call__(self) -> list[float]:
+        found: list[float] = []
+        if self._asked is not None:
+            if self._asked.poll() is None:
+                return []
+            out, _ = self._asked.communicate()
+            if time.monotonic() - self._when < OLD_ANSWER_S:
+                found = [int(line) / 100 for line in out.split() if line.isdigit()]
+        command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+        self._asked = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self._when = time.monotonic()
+        return found

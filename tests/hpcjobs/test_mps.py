@@ -19,6 +19,7 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     script.write_text(f"""#!/bin/sh
 read -r line <&0
 echo "$1:$line:$CUDA_MPS_PIPE_DIRECTORY" >> {tmp_path}/said
+case "$1$line" in $(cat {tmp_path}/hangs 2>/dev/null || echo never)) exec sleep 600 ;; esac
 exit $(cat {tmp_path}/code 2>/dev/null || echo 0)
 """)
     script.chmod(0o755)
@@ -52,6 +53,19 @@ def test_where_it_does_not_work_workers_do_not_look_for_it(
         assert not there
         assert not [name for name in VARIABLES if name in os.environ]
     assert {line.rpartition(":")[2] for line in (service / "said").read_text().splitlines()} == {f"{service}/mps_pipe"}
+
+
+@pytest.mark.parametrize(("hangs", "works"), [("-d", False), ("quit", True)])
+def test_a_service_that_hangs_holds_up_no_node(
+    service: Path, monkeypatch: pytest.MonkeyPatch, hangs: str, works: bool
+) -> None:
+    """At its start workers go without it; at its end the node goes on to queue its element again."""
+    monkeypatch.setattr(mps, "_PROBE", "pass")
+    monkeypatch.setattr(mps, "TIMEOUT_S", 2)
+    (service / "hangs").write_text(hangs)
+    with mps.shared_gpus(service) as there:
+        assert there is works
+    assert not [name for name in VARIABLES if name in os.environ]
 
 
 def test_the_sites_own_service_is_left_alone(service: Path, monkeypatch: pytest.MonkeyPatch) -> None:

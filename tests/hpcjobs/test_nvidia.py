@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from hpcjobs.nvidia import parse
+import os
+from pathlib import Path
+
+import pytest
+
+from hpcjobs import nvidia
+from hpcjobs.nvidia import find, parse
 
 WHOLE = """\
 GPU 0: NVIDIA H200 (UUID: GPU-11111111-aaaa-bbbb-cccc-000000000000)
@@ -49,3 +55,33 @@ def test_only_what_the_job_was_given_is_used() -> None:
 
 def test_no_gpu_is_a_clear_answer() -> None:
     assert parse("No devices found.\n", "").note == "no GPU visible"
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A script in the place of the program; the test writes its text."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    script = tmp_path / "nvidia-smi"
+    script.touch(0o755)
+    return script
+
+
+def test_the_program_is_asked_for_names_then_for_memory(nvidia_smi: Path) -> None:
+    nvidia_smi.write_text(f'#!/bin/sh\nif [ "$1" = -L ]; then cat <<E\n{WHOLE}E\nelse cat <<E\n{DETAILS}E\nfi\n')
+    assert [gpu.memory_gib for gpu in find().gpus] == [143771 / 1024, None]
+
+
+@pytest.mark.parametrize(
+    ("script", "note"),
+    [
+        ("echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18", "version mismatch"),
+        ("trap '' TERM; exec sleep 600", "gives no answer within 1 s"),
+    ],
+)
+def test_a_driver_that_fails_or_hangs_is_a_clear_answer(
+    nvidia_smi: Path, monkeypatch: pytest.MonkeyPatch, script: str, note: str
+) -> None:
+    monkeypatch.setattr(nvidia, "TIMEOUT_S", 1)
+    nvidia_smi.write_text(f"#!/bin/sh\n{script}\n")
+    found = find()
+    assert (found.gpus, note in found.note) == ((), True)

@@ -10,9 +10,10 @@ import pytest
 from rich.console import Console
 
 from hpcjobs.heartbeat import NodeReport
-from hpcjobs.pressure import HostWatch, Pressure, PressureLog
+from hpcjobs.pressure import HostWatch, Pressure, PressureLog, busy_devices
 from hpcjobs.progress import NodeLine
 from hpcjobs.status_view import Nodes
+from tests.hpcjobs.conftest import wait_for
 
 
 def write_proc(folder: Path, busy: int, idle: int, waited_us: int, other_cpu: int = 0) -> None:
@@ -96,3 +97,34 @@ def test_status_tells_which_host_is_the_limit_and_of_a_node_that_has_ended_no_mo
     assert "gpu7: the host is the limit: CPUs: 95% of" in shown("running")
     assert "devices idle 60% of the time" in shown("running")
     assert "the host is the limit" not in shown("ended")
+
+
+def test_nvidia_smi_is_asked_without_waiting_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that hangs must not hold up the node's agent."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    os.mkfifo(tmp_path / "answer")
+    script = tmp_path / "nvidia-smi"
+    script.write_text(
+        f'#!/bin/sh\necho asked >> {tmp_path}/asked\nread -r line < {tmp_path}/answer\necho "$line"\necho 40\n'
+    )
+    script.chmod(0o755)
+    ask = busy_devices("nvidia")
+    assert ask is not None
+    assert [ask(), ask(), ask()] == [[], [], []]
+    (tmp_path / "answer").write_text("[N/A]\n")  # waits until the program reads
+    assert wait_for(ask, what="the answer") == [0.4]
+    (tmp_path / "answer").write_text("100\n")
+    assert wait_for(ask, what="the next answer") == [1.0, 0.4]
+    (tmp_path / "answer").write_text("0\n")
+    wait_for(lambda: (tmp_path / "asked").read_text().count("asked") == 3, what="the third question")
+
+
+def test_devices_that_cannot_be_asked_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("hpcjobs.pressure.DRM", tmp_path)
+    assert busy_devices("nvidia") is None and busy_devices("amd") is None and busy_devices("none") is None
+    for card, text in (("card0", "37\n"), ("card1", "N/A\n"), ("card2", "80\n")):
+        (tmp_path / card / "device").mkdir(parents=True)
+        (tmp_path / card / "device" / "gpu_busy_percent").write_text(text)
+    ask = busy_devices("amd")
+    assert ask is not None and ask() == [0.37, 0.8]
