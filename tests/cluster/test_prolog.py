@@ -113,6 +113,50 @@ def test_nodes_that_cannot_switch_are_drained_and_the_jobs_run_elsewhere(cluster
     assert {r["JobID"] for r in runs if r["NodeList"] in ("gpu3", "gpu4")} >= {f"{job}_0", f"{job}_1"}
 
 
+def test_a_job_without_gpus_switches_nothing_whatever_it_asks_for(cluster: Cluster) -> None:
+    cluster.run("srun", "-w", "gpu1", "-n1", "--constraint=cpx", "true")
+    wait_for_epilog(cluster)
+    assert cluster.gpus("gpu1").log() == []
+    assert cluster.at.mode_log.read_text().count("does not hold all 8 GPUs: the mode stays") == 2
+
+
+def test_a_job_with_the_node_to_itself_holds_its_gpus_without_asking_for_them(cluster: Cluster) -> None:
+    cluster.run("srun", "-w", "gpu1", "-N1", "--exclusive", "--constraint=cpx", "true")
+    wait_for_epilog(cluster)
+    assert [asked for _, asked in sets(cluster)] == ["CPX", "SPX"]
+
+
+def test_jobs_that_share_a_node_never_switch_it_under_each_other(cluster: Cluster) -> None:
+    """The first holds half of the GPUs while the second comes and goes."""
+    half = ["-w", "gpu1", "-n1", "-c1", "--gres=gpu:4"]
+    first = cluster.run("sbatch", "--parsable", *half, "-C", "spx", "-o", "/dev/null", "--wrap", "sleep 20").stdout
+    wait_until(lambda: cluster.run("squeue", "-h", "-t", "R", "-o", "%i").stdout == first, "the first job to run")
+    assert "partition mode spx" in cluster.run("srun", *half, "-C", "cpx", *SHOW).stdout
+    assert cluster.run("squeue", "-h", "-t", "R", "-o", "%i").stdout == first, "the first was there all the time"
+    assert cluster.gpus("gpu1").log() == []
+
+
+def test_each_part_of_a_heterogeneous_job_gets_its_own_mode(cluster: Cluster) -> None:
+    part = ["-N1", "--exclusive", "--gres=gpu:8"]
+    out = cluster.run(
+        "srun", *part, "-w", "gpu1", "-C", "cpx", *SHOW, ":", *part, "-w", "gpu2", "-C", "qpx", *SHOW
+    ).stdout
+    assert sorted(line.split(",")[0] for line in out.splitlines() if line.startswith("partition mode")) == [
+        "partition mode cpx", "partition mode qpx",
+    ]  # fmt: skip
+    for node in ("gpu1", "gpu2"):
+        wait_for_epilog(cluster, node)
+        assert cluster.gpus(node).modes() == {"SPX"}
+
+
+def test_a_node_whose_epilog_cannot_restore_the_default_is_drained(cluster: Cluster) -> None:
+    """As where a process of the job outlives it, or the driver is stuck: nobody gets the node in the wrong mode."""
+    stuck = f"printf 'no_perm 1\\n' >> {cluster.at.gpus}/gpu1.state"
+    cluster.run("srun", *WHOLE_NODE, "--constraint=cpx", "bash", "-c", stuck)
+    wait_until(lambda: "drain" in cluster.state_of("gpu1"), "gpu1 to be drained")
+    assert "epilog: ERROR GPU 0000:05:00 refuses spx: no permission (NO_PERM)" in cluster.at.mode_log.read_text()
+
+
 def test_a_hanging_switch_is_ended(tmp_path: Path, cluster: Cluster) -> None:
     """slurm/partition-mode.sh by itself, with a limit of 1 s against a switch of an hour."""
     at = Layout(tmp_path, "host", 1, 1, 2, 3)
@@ -126,11 +170,4 @@ def test_a_hanging_switch_is_ended(tmp_path: Path, cluster: Cluster) -> None:
     environ = {"SLURMD_NODENAME": "gpu1", "SLURM_JOB_GPUS": "0-7", "SLURM_JOB_CONSTRAINTS": "cpx"}
     done = subprocess.run([script, "prolog"], env=environ, capture_output=True, timeout=600)
     assert done.returncode == 124
-
-
-def test_without_its_configuration_the_hook_fails_and_names_the_file(tmp_path: Path) -> None:
-    script = tmp_path / "partition-mode.sh"
-    script.write_bytes((SITE_FILES / "partition-mode.sh").read_bytes())
-    script.chmod(0o755)
-    done = subprocess.run([script, "prolog"], env={}, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (1, f"partition-mode: {tmp_path}/partition-mode.conf is missing\n")
+    assert "gpu1 job  prolog: ERROR ended after limit_s=1 s" in at.mode_log.read_text()
