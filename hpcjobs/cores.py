@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SYSFS = Path("/sys/devices/system")
+# no machine has a CPU of a larger number; a slip of the pen must not fill the memory
+LARGEST = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,11 @@ def parse_cpu_list(text: str) -> list[int]:
     """``0-3,8`` as the kernel and Slurm write it -> [0, 1, 2, 3, 8]. ValueError for anything else."""
     numbers: list[int] = []
     for part in text.strip().split(",") if text.strip() else []:
-        first, _, last = part.partition("-")
-        numbers.extend(range(int(first), int(last or first) + 1))
+        begin, _, end = part.partition("-")
+        first, last = int(begin), int(end or begin)
+        if not first <= last <= LARGEST:
+            raise ValueError(f"{part!r} is no range of numbers up to {LARGEST}")
+        numbers.extend(range(first, last + 1))
     return numbers
 
 

@@ -21,7 +21,7 @@ from hpcjobs.throughput_table import Row, ThroughputTable
 EQUAL = 0.03
 # trials per worker below which a model-based sampler has little to learn from
 FEW_ROUNDS = 3
-# a worker computes with one core and loads data with another
+# with less of a core than this, workers wait for one another
 CORES_PER_WORKER = 1.0
 BATCH_SIZE, PRECISION = "batch_size", "precision"
 
@@ -236,7 +236,8 @@ def by_rule(need: Need, cluster: ClusterConfig | None, devices: int, why: str) -
             break
         refused.append(problem)
     gpus = max(1, cluster.gpus_per_node * (LOGICAL_GPUS[chosen] if chosen else 1))
-    workers = min(gpus, math.ceil(need.trials / need.nodes))
+    # where the host is too small for one worker on every GPU of even the coarsest mode, some GPUs stay idle
+    workers = min(gpus, math.ceil(need.trials / need.nodes), _host_bears(need, cluster))
     taken = chosen or "the nodes' own mode"
     reason = f"rule, since {why}: {taken} with {counted(workers, 'worker')} a node"
     reason += f"; {'; '.join(refused)}" if refused else _enough(chosen, need, cluster)
@@ -245,6 +246,14 @@ def by_rule(need: Need, cluster: ClusterConfig | None, devices: int, why: str) -
     notes = _sampler_notes(need, workers)
     notes.append("a table says more than a rule: python -m hpcjobs.throughput measures this cluster in minutes")
     return Choice(Setup(chosen, 1), workers, reason, tuple(notes), some_idle=workers < gpus)
+
+
+def _host_bears(need: Need, cluster: ClusterConfig) -> int:
+    """How many workers the cores and the memory of a node are enough for; at least 1."""
+    bears = [cluster.cores_per_node / CORES_PER_WORKER]
+    if cluster.mem_gb_per_node and need.host_memory_gb:
+        bears.append(cluster.mem_gb_per_node / need.host_memory_gb)
+    return max(1, math.floor(min(bears)))
 
 
 def _problem(mode: PartitionMode | None, need: Need, cluster: ClusterConfig) -> str | None:

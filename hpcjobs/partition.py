@@ -114,13 +114,13 @@ def _show(options: argparse.Namespace) -> None:
 
 
 def _plan(options: argparse.Namespace) -> None:
-    devices = discover(options.vendor)
-    if not devices.gpus:
-        raise UserError(f"this node: found no GPU ({devices.note}); there is nothing to plan")
     try:
         reserved = parse_cpu_list(options.reserved)
     except ValueError:
         raise UserError(f"--reserved: found {options.reserved!r}; allowed: CPU numbers such as 0,8-15") from None
+    devices = discover(options.vendor)
+    if not devices.gpus:
+        raise UserError(f"this node: found no GPU ({devices.note}); there is nothing to plan")
     print("one worker per logical GPU, with these cores of its own:")
     print("\n".join(describe(devices, _cores_by_gpu(devices.gpus, reserved))))
 

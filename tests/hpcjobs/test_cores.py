@@ -92,8 +92,12 @@ def test_cpu_lists_are_written_as_the_kernel_does(numbers: set[int]) -> None:
 def test_cpu_lists_of_the_kernel() -> None:
     assert parse_cpu_list("0-3,8,10-11\n") == [0, 1, 2, 3, 8, 10, 11]
     assert format_cpu_list([11, 0, 1, 2, 3, 8, 10]) == "0-3,8,10-11"
+
+
+@pytest.mark.parametrize("text", ["0-3;rm", "3-0", "0-99999999999", "-1", "a", "1,,2"])
+def test_what_is_no_list_of_cpus_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
-        parse_cpu_list("0-3;rm")
+        parse_cpu_list(text)
 
 
 def test_cores_and_numa_nodes_are_read_from_the_kernels_description(tmp_path: Path) -> None:

@@ -122,6 +122,22 @@ def test_the_rule_wants_a_core_and_its_host_memory_for_every_worker() -> None:
     assert little_memory.setup.mode == "dpx"
 
 
+@pytest.mark.parametrize(
+    ("change", "host_memory_gb", "workers", "why"),
+    [
+        ({"cores_per_node": 6}, None, 6, "one worker a GPU would give 8 workers 6 cores, less than one each"),
+        ({"mem_gb_per_node": 40}, 9.0, 4, "would give a worker 5.0 GB of host memory, it needs 9.0"),
+        ({"mem_gb_per_node": 4}, 9.0, 1, "would give a worker 0.5 GB of host memory"),
+    ],
+)
+def test_where_the_host_is_too_small_for_all_gpus_some_stay_idle(
+    change: dict[str, int], host_memory_gb: float | None, workers: int, why: str
+) -> None:
+    choice = choose(need(host_memory_gb=host_memory_gb), site(mode=ModeSelection(), **change), None)
+    assert (choice.setup.mode, choice.workers, choice.some_idle) == (None, workers, True)
+    assert why in choice.reason
+
+
 def test_no_more_workers_than_trials_are_chosen() -> None:
     choice = choose(need(trials=20, nodes=2, memory_gb=1), site(), None)
     assert (choice.setup.mode, choice.workers) == ("dpx", 10)

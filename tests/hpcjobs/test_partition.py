@@ -162,7 +162,9 @@ def test_the_plan_names_the_cores_of_each_worker(entry: Entry) -> None:
     done = entry("plan", "--reserved", "9999")
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 4 + 8
-    assert entry("plan", "--reserved", "a").stderr.startswith("error: --reserved: found 'a'; allowed: CPU numbers")
+    for wrong in ("a", "7-0", "0-99999999999"):
+        told = f"error: --reserved: found '{wrong}'; allowed: CPU numbers such as 0,8-15\n"
+        assert entry("plan", "--reserved", wrong, ROCM_PATH="/nowhere").stderr == told
 
 
 def test_discovery_imports_no_torch() -> None:
