@@ -96,50 +96,27 @@ class PackedSplit:
         within = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
         return np.asarray(self.boxes[first[owner] + within]), owner
 
-    def padded_boxes(self, indices: np.ndarray, length: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Boxes of a batch of B images: float32 (B, M, 5) padded with zeros, and a bool mask (B, M) of the real ones.
 
-        M is the largest number of boxes among them, or ``length``. Raises ValueError if ``length`` is too small.
-        """
-        flat, owner = self.flat_boxes(indices)
-        return pad_boxes(flat, owner, len(indices), length)
-
-
-def pad_boxes(
-    flat: np.ndarray, owner: np.ndarray, batch: int, length: int | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Bring flat boxes (n, 5), sorted by ``owner`` (n,), to (batch, M, 5) and a mask (batch, M)."""
+def pad_boxes(flat: np.ndarray, owner: np.ndarray, batch: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Bring flat boxes (n, 5), sorted by ``owner`` (n,), to (batch, length, 5), padded with zeros, and a mask (batch,
+    length) of the real ones. Raises ValueError if ``length`` is too small."""
     counts = np.bincount(owner, minlength=batch)
     most = int(counts.max(initial=0))
-    if length is not None and most > length:
+    if most > length:
         raise ValueError(f"an image has {most} boxes, but only {length} are to be kept per image")
-    padded = np.zeros((batch, most if length is None else length, 5), dtype=np.float32)
+    padded = np.zeros((batch, length, 5), dtype=np.float32)
     place = np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
     padded[owner, place] = flat
-    return padded, np.arange(padded.shape[1]) < counts[:, None]
+    return padded, np.arange(length) < counts[:, None]
 
 
 class PackedDataset:
     """A dataset folder that ``python -m autospeed_model.prepare`` made."""
 
-    def __init__(self, folder: Path | str, variant: str | None = None) -> None:
-        """Read and check the manifest.
-
-        Raises UserError when ``folder`` is not a dataset, was made by another version, or (if given) for another
-        ``variant``.
-        """
+    def __init__(self, folder: Path | str) -> None:
+        """Read and check the manifest. Raises UserError when ``folder`` is not a dataset, or of another version."""
         self.folder = Path(folder)
         self.manifest = read_manifest(self.folder)
-        found = self.manifest["variant"]
-        if variant is not None and found != variant:
-            raise UserError(
-                f"{self.folder}: prepared for variant {found!r}, but {variant!r} is asked for; "
-                f"prepare the data again with --variant {variant}, or train with variant {found}"
-            )
-
-    @property
-    def variant(self) -> str:
-        return str(self.manifest["variant"])
 
     @property
     def height(self) -> int:

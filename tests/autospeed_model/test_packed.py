@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from autospeed_model.errors import UserError
-from autospeed_model.packed import PackedDataset, write_dataset
+from autospeed_model.packed import PackedDataset, pad_boxes, write_dataset
 
 RNG = np.random.default_rng(0)
 COUNTS = [2, 0, 3, 1, 0]
@@ -52,28 +52,22 @@ def test_a_split_without_images_opens(dataset):
 
 def test_boxes_of_a_batch_are_padded_in_the_order_asked_for(dataset, arrays):
     indices = np.array([2, 1, 0, 2])
-    boxes, mask = dataset.split("train").padded_boxes(indices)
-    assert boxes.shape == (4, 3, 5) and mask.sum(1).tolist() == [3, 0, 2, 3]
+    boxes, mask = pad_boxes(*dataset.split("train").flat_boxes(indices), len(indices), 4)
+    assert boxes.shape == (4, 4, 5) and mask.sum(1).tolist() == [3, 0, 2, 3]
     for row, index in enumerate(indices):
         np.testing.assert_array_equal(boxes[row][mask[row]], arrays[1][index])
     assert not boxes[~mask].any()
 
 
-def test_a_batch_without_boxes_has_no_columns(dataset):
-    boxes, mask = dataset.split("train").padded_boxes(np.array([1, 4]))
+def test_a_batch_without_boxes_may_have_no_columns(dataset):
+    boxes, mask = pad_boxes(*dataset.split("train").flat_boxes(np.array([1, 4])), 2, 0)
     assert boxes.shape == (2, 0, 5) and mask.shape == (2, 0)
 
 
-def test_a_fixed_length_is_kept_and_never_drops_boxes(dataset):
-    split = dataset.split("train")
-    assert split.padded_boxes(np.array([0, 1]), length=7)[0].shape == (2, 7, 5)
+def test_padding_never_drops_boxes(dataset):
+    flat = dataset.split("train").flat_boxes(np.array([2]))
     with pytest.raises(ValueError, match="3 boxes, but only 2"):
-        split.padded_boxes(np.array([2]), length=2)
-
-
-def test_the_wrong_variant_is_refused(dataset):
-    with pytest.raises(UserError, match=r"variant 'autospeed-2', but 'autospeed' is asked for.*--variant autospeed"):
-        PackedDataset(dataset.folder, variant="autospeed")
+        pad_boxes(*flat, 1, 2)
 
 
 @pytest.mark.parametrize(

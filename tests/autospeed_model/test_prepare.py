@@ -131,7 +131,8 @@ def test_each_variant_has_its_size(tmp_path, variant, size):
     source = make_source(tmp_path / "in", training=2, validation=0, frames=1)
     out = tmp_path / "out"
     assert main([str(source), str(out), "--variant", variant, "--jobs", "1"]) == 0
-    dataset = PackedDataset(out, variant=variant)
+    dataset = PackedDataset(out)
+    assert dataset.manifest["variant"] == variant
     assert dataset.split("train").images.shape == (1, *size, 3)
     assert len(dataset.split("evaluation")) == 0
 
