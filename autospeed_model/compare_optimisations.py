@@ -164,11 +164,11 @@ def main(arguments: list[str] | None = None) -> int:
     for name in names:
         measured.append(measure(ROWS[name], options))
         row = measured[-1]
-        print(f"{row.title}: {row.compute_only:.0f} compute-only, {row.end_to_end:.0f} end to end", flush=True)
+        print(f"{row.title}: {row.compute_only:.4g} compute-only, {row.end_to_end:.4g} end to end", flush=True)
         write(measured, given.out)
     table = Table("variant", "compute-only", "end to end", title=f"images/s, batch {given.batch_size}")
     for row in measured:
-        table.add_row(row.title, f"{row.compute_only:.0f}", f"{row.end_to_end:.0f}")
+        table.add_row(row.title, f"{row.compute_only:.4g}", f"{row.end_to_end:.4g}")
     Console().print(table)
     return 0
 
