@@ -17,6 +17,8 @@ MOST_WITH_EDGES = 100
 
 def gantt(data: ReportData, path: Path) -> None:
     """A lane for each worker of each node: at work, by how the work ended, recovering, or idle (blank)."""
+    from matplotlib.collections import PolyCollection
+
     lanes = {
         key: row for row, key in enumerate(sorted({(_order(data, span.element), span.worker) for span in data.spans}))
     }
@@ -28,13 +30,17 @@ def gantt(data: ReportData, path: Path) -> None:
         own = [span for span in [*data.spans, *data.recoveries] if span.outcome == outcome]
         if not own:
             continue
-        rows = [lanes[_order(data, span.element), span.worker] for span in own]
-        lefts = [(span.start - data.start) / seconds for span in own]
-        widths = [span.seconds / seconds for span in own]
-        axes.barh(
-            rows, widths, left=lefts, height=0.86 if edge else 1.0, color=colour, label=outcome, linewidth=edge,
-            edgecolor="white",
-            alpha=0.55 if outcome == "recovering" else 1.0, hatch="////" if outcome == "recovering" else None,
+        # one collection: a bar of its own for each of ten thousand trials takes matplotlib half a minute
+        boxes = []
+        for span in own:
+            row, half = lanes[_order(data, span.element), span.worker], 0.43 if edge else 0.5
+            left, right = ((moment - data.start) / seconds for moment in (span.start, span.end))
+            boxes.append([(left, row - half), (left, row + half), (right, row + half), (right, row - half)])
+        axes.add_collection(
+            PolyCollection(
+                boxes, facecolors=colour, label=outcome, linewidths=edge, edgecolors="white",
+                alpha=0.55 if outcome == "recovering" else 1.0, hatch="////" if outcome == "recovering" else None,
+            )
         )  # fmt: skip
     for node in data.nodes:
         rows = [row for (order, _), row in lanes.items() if order == _order(data, node.element)]
@@ -51,6 +57,7 @@ def gantt(data: ReportData, path: Path) -> None:
     below.fill_between([(m - data.start) / seconds for m in moments], busy, step="post", color=GREEN, alpha=0.7)
     below.set(xlabel=f"time since the first trial ({unit})", ylabel="busy workers")
     below.set_ylim(bottom=0)
+    below.set_xlim(left=0)
     save(figure, path)
 
 
@@ -63,6 +70,7 @@ def speed(data: ReportData, path: Path) -> None:
     left.fill_between([(m - data.start) / seconds for m in moments], sums, step="post", color=BLUE, alpha=0.7)
     left.set(title="All workers together", xlabel=f"time since the first trial ({unit})", ylabel="images/s")
     left.set_ylim(bottom=0)
+    left.set_xlim(left=0)
     right.hist([rate for rate in rates.values() if rate], bins=20, color=BLUE)
     right.set(title="Single trials", xlabel="images/s", ylabel="trials")
     right.locator_params(axis="y", integer=True)

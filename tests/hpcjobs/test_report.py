@@ -36,6 +36,7 @@ from hpcjobs.report_html import page as page_of
 from hpcjobs.report_search import _label_places, _short
 from hpcjobs.report_style import require_matplotlib
 from hpcjobs.report_timeline import node_hours_at, node_spans, read_spans, recoveries, spans_of
+from hpcjobs.report_work import gantt
 from hpcjobs.sampling import suggest
 from hpcjobs.study import OpenStudy, create_study, open_study
 from hpcjobs.text import number_text
@@ -124,6 +125,28 @@ def test_the_timeline_of_a_real_study_has_every_trial_once(studies: Any) -> None
     spans = read_spans(study.paths.journal, now=0.0)
     assert sorted(span.outcome for span in spans) == ["completed", "completed", "lost", "lost"]
     assert all(span.seconds >= 0 for span in spans)
+
+
+def test_each_stretch_of_work_is_one_box_in_the_lane_of_its_worker(
+    night: StudyPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_matplotlib()
+    from matplotlib.collections import PolyCollection
+
+    drawn = []
+    monkeypatch.setattr("hpcjobs.report_work.save", lambda figure, path: drawn.append(figure))
+    data = ReportData.of(open_study(night))
+    gantt(data, tmp_path / "gantt.png")
+    axes = drawn[0].axes[0]
+    of = {boxes.get_label(): boxes.get_paths() for boxes in axes.collections if isinstance(boxes, PolyCollection)}
+    assert set(of) == {span.outcome for span in [*data.spans, *data.recoveries]}
+    for outcome, boxes in of.items():
+        spans = [span for span in [*data.spans, *data.recoveries] if span.outcome == outcome]
+        widths = sorted(box.get_extents().width for box in boxes)
+        assert widths == pytest.approx(sorted(span.seconds / 60 for span in spans))
+    lanes = {round(box.get_extents().y0 + 0.43) for boxes in of.values() for box in boxes}
+    assert lanes == set(range(len({(span.element, span.worker) for span in data.spans})))
+    assert axes.get_xlim()[0] == 0 and axes.get_xlim()[1] >= (data.end - data.start) / 60
 
 
 def test_a_recovered_trial_counts_once(night: StudyPaths) -> None:
