@@ -18,7 +18,7 @@ from rich.text import Text
 
 from hpcjobs.config import MODES
 from hpcjobs.errors import UserError, run_entry
-from hpcjobs.load import find_cluster, load_cluster, validate
+from hpcjobs.load import find_cluster, load_cluster, validate, with_overrides
 from hpcjobs.preflight import check_data, check_new_folder, check_slurm
 from hpcjobs.slurm import check_path
 from hpcjobs.submission import (
@@ -35,7 +35,7 @@ from hpcjobs.throughput_launch import job_script, open_modes, run_here, submit_j
 from hpcjobs.throughput_plan import Cell, Setup, ThroughputFile, ThroughputPaths, read_file, write_file
 from hpcjobs.throughput_report import findings, sections, write_report
 from hpcjobs.throughput_table import gather
-from hpcjobs.yaml_file import Document, parse_value
+from hpcjobs.yaml_file import Document, KeyPath, parse_value, read_yaml
 
 EXIT_UNFINISHED = 1
 BATCH_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
@@ -63,8 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.report is not None:
         return report(ThroughputPaths(options.report), console, with_charts=not options.no_charts)
     if options.resume is not None:
-        paths = ThroughputPaths(absolute(options.resume))
-        file = read_file(paths.folder)
+        paths, file = resumed_experiment(options)
     else:
         paths, file, lacks = new_experiment(options)
         if options.dry_run:
@@ -130,16 +129,31 @@ def check_combination(parser: argparse.ArgumentParser, options: argparse.Namespa
     Raises:
         UserError: one does.
     """
-    for flag, more in (("report", ("--no-charts",)), ("resume", ("--wait", "--no-charts"))):
+    of_a_job = ("--account", "--timeout-min", "--set")
+    for flag, more in (("report", ("--no-charts",)), ("resume", ("--wait", "--no-charts", *of_a_job))):
         if getattr(options, flag) is None:
             continue
         for name, value in vars(options).items():
             option = f"--{name.replace('_', '-')}"
             if name != flag and option not in more and value != parser.get_default(name):
                 raise UserError(
-                    f"{option}: found together with --{flag}; allowed: {' and '.join(more)}, since the experiment's "
+                    f"{option}: found together with --{flag}; allowed: {', '.join(more)}, since the experiment's "
                     f"folder says what is measured; leave {option} out, or begin another experiment"
                 )
+
+
+def resumed_experiment(options: argparse.Namespace) -> tuple[ThroughputPaths, ThroughputFile]:
+    """What an experiment's folder says, with what its next jobs are to have otherwise: more time, another account.
+
+    Raises:
+        UserError: the folder is no experiment, or was measured on this machine, without jobs.
+    """
+    paths = ThroughputPaths(absolute(options.resume))
+    file = read_file(paths.folder)
+    overrides: dict[KeyPath, Any] = {("cluster", *key): value for key, value in cluster_overrides(options).items()}
+    if overrides and file.cluster is None:
+        raise UserError("--set, --account and --timeout-min: found for an experiment on this machine; leave them out")
+    return paths, validate(ThroughputFile, with_overrides(read_yaml(paths.config), overrides))
 
 
 def new_experiment(options: argparse.Namespace) -> tuple[ThroughputPaths, ThroughputFile, tuple[str, ...]]:

@@ -30,6 +30,14 @@ MOST_STARTS = 3
 PAUSE_S = 2.0
 BETWEEN_STARTS_S = 0.05
 GRACE_S = 5.0
+# Slurm's word to the steps of a job that is to end: before its time limit, or to make room for another
+_TOLD_TO_END = frozenset(
+    code for number in (signal.SIGUSR2, signal.SIGTERM) for code in (-int(number), 128 + int(number))
+)
+
+
+class JobEndsError(RuntimeError):
+    """Slurm has told the workers to end; what they were measuring is no result."""
 
 
 class Member:
@@ -115,12 +123,18 @@ class Crew:
         self._at_once = min(MOST_STARTING, max(4, os.cpu_count() or 1))
 
     def tend(self) -> list[tuple[int, str]]:
-        """Start what is due; returns the workers that have died since the last call, and how."""
+        """Start what is due; returns the workers that have died since the last call, and how.
+
+        Raises:
+            JobEndsError: one was told to end.
+        """
         deaths = []
         for member in self.members:
             code = member.ended()
             if code is None or code == 0:
                 continue
+            if code in _TOLD_TO_END:
+                raise JobEndsError("this job is about to end, or to make room for another")
             problem = self._protocol.problem_file(member.index)
             if code == EXIT_UNUSABLE and problem.exists():
                 member.give_up(json.loads(problem.read_bytes())["message"])

@@ -62,7 +62,7 @@ def submit_jobs(paths: ThroughputPaths, file: ThroughputFile, show: Callable[[st
         except (FailedJobError, FailedSubmissionError) as error:
             raise UserError(
                 f"sbatch refused the job of mode {name}: {str(error).strip()}\nThe experiment is kept; correct the "
-                f"profile and begin a new one, or go on with --resume {shlex.quote(str(paths.folder))}"
+                f"value in question and go on with --resume {shlex.quote(str(paths.folder))} --set KEY=VALUE"
             ) from None
         write_atomically(paths.jobs, json.dumps(known))
         show(f"mode {name}: job {known[name]}")

@@ -27,7 +27,7 @@ from hpcjobs.paths import write_atomically
 from hpcjobs.placement import DeviceList, UnfitNodeError, check_mode
 from hpcjobs.pressure import HostWatch, busy_devices, on_cpus_alone
 from hpcjobs.text import counted
-from hpcjobs.throughput_crew import Crew, make_crew
+from hpcjobs.throughput_crew import Crew, JobEndsError, make_crew
 from hpcjobs.throughput_plan import Cell, Setup, ThroughputFile, ThroughputPaths, read_file
 from hpcjobs.throughput_protocol import Protocol
 
@@ -43,10 +43,12 @@ OnCell = Callable[[Setup, Cell, str], None]
 def run_job(folder: str, mode: PartitionMode | None, on_cell: OnCell = lambda setup, cell, status: None) -> int:
     """Measure what is left of one mode's cells; returns the exit code.
 
-    A cell that has a file is not measured again, so that a job that was cut goes on where it stopped.
+    A cell that has a file is not measured again, so that a job that was cut goes on where it stopped: with a code that
+    stands for a signal the batch script queues it again.
     """
     paths, job, token = ThroughputPaths(Path(folder)), Job.from_environment(), secrets.token_hex(8)
     file = read_file(paths.folder)
+    before = _done(file, paths, mode)
     with _logging_to(paths.node_log(job.element)):
         try:
             for setup in file.setups(mode):
@@ -55,13 +57,29 @@ def run_job(folder: str, mode: PartitionMode | None, on_cell: OnCell = lambda se
             log.error("%s", error)
             write_atomically(paths.problem(mode), str(error))
             return EXIT_UNFIT
+        except JobEndsError as error:
+            log.warning("%s; what is measured is kept", error)
+            if _done(file, paths, mode) > before:
+                return 128 + signal.SIGTERM
+            # again and again would bring nothing either
+            write_atomically(paths.problem(mode), _TOO_SHORT)
+            return EXIT_UNFIT
     paths.problem(mode).unlink(missing_ok=True)
     return 0
 
 
+_TOO_SHORT = (
+    "the job ended before it had measured a cell; go on with --resume FOLDER --timeout-min MIN, with more of them"
+)
+
+
+def _done(file: ThroughputFile, paths: ThroughputPaths, mode: PartitionMode | None) -> int:
+    return sum(paths.cell(setup, cell).exists() for setup in file.setups(mode) for cell in file.cells)
+
+
 def run_in_job(folder: str, mode: PartitionMode | None) -> int:
     """:func:`run_job` as submitit calls it on a node."""
-    # the end of a job: leave in order, and let the batch script queue the job again
+    # what Slurm tells the steps shows by their ends; here only the workers are to be ended before this process is
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     code = run_job(folder, mode)

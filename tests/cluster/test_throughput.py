@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from hpcjobs.throughput_table import ThroughputTable
+from tests.cluster.daemons import wait_until
 from tests.cluster.emulator import Cluster
 
 FAKES = Path(__file__).parents[1] / "hpcjobs"
@@ -56,3 +57,19 @@ def test_four_modes_are_measured_with_fake_images_and_auto_uses_the_table(cluste
     shown = cluster.run(*submit, *given, cwd=FAKES).stdout
     assert "mode auto: measured (table emulated): at batch size 8" in " ".join(shown.split())
     assert re.search(r"--constraint=(spx|dpx|qpx|cpx)", shown)
+
+
+def test_an_experiment_whose_job_is_about_to_end_is_queued_again_and_goes_on(cluster: Cluster, tmp_path: Path) -> None:
+    """As before a time limit: Slurm tells the steps alone. What they were measuring then is measured anew."""
+    folder = tmp_path / "experiment"
+    fake = ["--measure", "fake_measuring:measure_fake_images", "--per-gpu", "1", "--modes", "spx"]
+    cells = ["--batch-sizes", "8,16,32", "--window-s", "4"]
+    out = experiment(cluster, "--cluster", "emulated", *fake, *cells, "--folder", str(folder))
+    job = re.search(r"mode spx: job (\d+)", out)
+    assert job is not None
+    done = folder / "cells" / "spx"
+    wait_until((done / "auto-00008.json").exists, "the first cell", 300)
+    cluster.run("scancel", "--signal=USR2", job[1])
+    wait_until((done / "auto-00032.json").exists, "the last cell", 300)
+    assert [json.loads(path.read_bytes())["status"] for path in sorted(done.iterdir())] == ["ok"] * 3
+    assert "Restarts=1" in cluster.run("scontrol", "show", "job", job[1]).stdout

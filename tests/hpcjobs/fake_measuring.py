@@ -44,6 +44,13 @@ def dies_once_for_batch_16(context: Any) -> dict[str, Any]:
     return measure_fake_images(context)
 
 
+def is_told_to_end_at_batch_16(context: Any) -> dict[str, Any]:
+    if context.batch_size == 16:
+        os.kill(os.getpid(), context.settings["signal"])
+        time.sleep(600)
+    return measure_fake_images(context)
+
+
 def never_ready_for_batch_16(context: Any) -> dict[str, Any]:
     if context.batch_size == 16:
         time.sleep(600)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from hpcjobs.errors import UserError, run_entry
 from hpcjobs.load import load_cluster
 from hpcjobs.throughput import main
+from hpcjobs.throughput_node import EXIT_UNFIT, run_job
 from hpcjobs.throughput_plan import Cell, Setup, ThroughputFile, ThroughputPaths, read_file, write_file
 from hpcjobs.throughput_table import ThroughputTable
 from hpcjobs.throughput_worker import main as worker
@@ -97,6 +99,45 @@ def test_what_is_measured_is_not_measured_again(folder: Path) -> None:
         main(["--report", str(folder)])
 
 
+@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM])
+@pytest.mark.parametrize(("measured", "code"), [([8, 16], 128 + signal.SIGTERM), ([16], EXIT_UNFIT)])
+def test_what_is_measured_when_slurm_ends_the_job_is_no_result(
+    folder: Path, number: int, measured: list[int], code: int
+) -> None:
+    """Slurm tells the steps, each of which ends by it. The job is queued again if that brings it on."""
+    paths = ThroughputPaths(folder)
+    write_file(paths, ThroughputFile(
+        name="x", measure="fake_measuring:is_told_to_end_at_batch_16", working_folder=HERE, batch_sizes=measured,
+        window_s=0.3, settings={"signal": int(number)},
+    ))  # fmt: skip
+    assert run_job(str(folder), None) == code
+    assert not paths.cell(Setup(None, 1), Cell("auto", 16)).exists()
+    assert paths.cell(Setup(None, 1), Cell("auto", 8)).exists() == (8 in measured)
+    assert paths.problem(None).exists() == (code == EXIT_UNFIT)
+
+
+def test_the_next_jobs_of_an_experiment_can_have_more_time(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    (commands / "sbatch").write_text(f'#!/bin/sh\ncat "$1" > "{tmp_path}/script"\necho Submitted batch job 41\n')
+    for name in ("srun", "sacct"):
+        (commands / name).write_text("#!/bin/sh\n")
+    for command in commands.iterdir():
+        command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(commands), prepend=":")
+    paths = ThroughputPaths(folder)
+    paths.submitit.mkdir(parents=True)
+    write_file(paths, ThroughputFile(name="x", batch_sizes=(8,), modes=("cpx",), cluster=load_cluster("emulated")))
+    assert main(["--resume", str(folder), "--timeout-min", "77", "--account", "a b"]) == 0
+    script = (tmp_path / "script").read_text()
+    assert "--time=77" in script and "--account='a b'" in script
+    write_file(paths, ThroughputFile(name="x", batch_sizes=(8,)))
+    with pytest.raises(UserError, match="found for an experiment on this machine"):
+        main(["--resume", str(folder), "--timeout-min", "77"])
+
+
 def test_a_worker_that_is_never_ready_is_given_up(folder: Path) -> None:
     file = ThroughputFile(
         name="x", measure="fake_measuring:never_ready_for_batch_16", working_folder=HERE, batch_sizes=(8, 16, 32),
@@ -170,6 +211,7 @@ def test_real_training_needs_data_and_a_look_at_the_plan_does_not(
         (["--resume", "{}", "--report", "{}"], "--resume"),
         (["--report", "{}", "--wait"], "--wait"),
         (["--report", "{}", "--set", "timeout_min=3"], "--set"),
+        (["--report", "{}", "--account", "x"], "--account"),
     ],
 )
 def test_what_an_experiment_that_exists_cannot_take_is_refused(folder: Path, arguments: list[str], option: str) -> None:
