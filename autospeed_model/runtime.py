@@ -81,9 +81,10 @@ class Runtime:
         return torch.channels_last if self.channels_last else torch.contiguous_format
 
     def place(self, network: Network) -> Network:
-        """Move a network to the device and bring its weights into the chosen order. From then on that device is this
-        process's current one, to which events, graphs and libraries belong that are made without naming a device."""
-        if self.on_gpu:
+        """Move a network to the device and bring its weights into the chosen order. From then on a GPU with a number is
+        this process's current one, to which events, graphs and libraries belong that are made without naming a device.
+        ``cuda`` is the current one anyway, and no name that PyTorch takes for choosing it."""
+        if self.on_gpu and ":" in self.device:
             torch.cuda.set_device(self.device)
         moved: Network = network.to(self.device, memory_format=self.memory_format)  # type: ignore[call-overload]
         return moved

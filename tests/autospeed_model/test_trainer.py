@@ -243,18 +243,19 @@ def test_a_gpu_that_is_not_there_is_refused() -> None:
 
 
 def test_a_gpu_is_chosen_by_its_number_for_all_that_names_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    current: list[str] = []
+    current: list[int] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    monkeypatch.setattr(torch._C, "_cuda_setDevice", current.append, raising=False)  # a build for CPUs has none
     with pytest.raises(UserError, match=r"device is 'cuda:2', but this process sees 2 GPUs"):
         Runtime(device="cuda:2")
     network = torch.nn.Identity()
     monkeypatch.setattr(network, "to", lambda *_, **__: network)
     assert Runtime(device="cuda:1").place(network) is network
-    assert current == ["cuda:1"]
-    Runtime().place(network)
-    assert current == ["cuda:1"]
+    assert current == [1]
+    for device in ("cuda", "cpu"):
+        assert Runtime(device=device).place(network) is network
+    assert current == [1]
 
 
 def test_gradients_can_be_clipped(make: Callable[..., Trainer]) -> None:
