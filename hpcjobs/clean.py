@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import shlex
 import shutil
 import sys
 from collections import defaultdict
 from collections.abc import Container, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from optuna.trial import TrialState
 
 from hpcjobs.errors import UserError, run_entry
 from hpcjobs.final_plan import MAKING
+from hpcjobs.owners import OWNER, Owner
 from hpcjobs.paths import StudyPaths, write_atomically
 from hpcjobs.progress import LIVE, StudyWatch
 from hpcjobs.status_look import look_again
@@ -51,6 +53,16 @@ class Item:
         return sum(path.lstat().st_size for path in self.path.rglob("*") if not path.is_dir() or path.is_symlink())
 
 
+@dataclass(frozen=True)
+class Failures:
+    """What logs say of failed trials: ``texts`` by trial, and the logs that stay ``whole``, with the trials that may
+    be in there and were not found."""
+
+    any: bool
+    texts: dict[int, bytes] = field(default_factory=dict)
+    whole: dict[Path, list[int]] = field(default_factory=dict)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m hpcjobs.clean",
@@ -65,10 +77,10 @@ def main(arguments: list[str] | None = None) -> int:
     study = open_study(StudyPaths(options.folder))
     _check_ended(study)
     total = 0
-    failed = {trial.number for trial in study.trials((TrialState.FAIL,))}
+    failures = find_failures(study)
     if options.remove:
-        keep_logs_of(failed, study.paths)
-    items = list(removable(study, failed))
+        keep_logs_of(failures, study.paths)
+    items = list(removable(study, failures))
     for item in items:
         size = item.size
         total += size
@@ -79,6 +91,12 @@ def main(arguments: list[str] | None = None) -> int:
         print("nothing to remove")
     else:
         print(f"{size_text(total):>10}  in all {'removed' if options.remove else '(a dry run: add --remove)'}")
+    for path, numbers in failures.whole.items():
+        which = ", ".join([*map(str, numbers[:4]), *(["..."] if numbers[4:] else [])])
+        print(
+            f"kept whole: {path.relative_to(study.paths.folder)}, in which no beginning was found of "
+            f"{counted(len(numbers), 'failed trial')} that may have run there ({which})"
+        )
     return 0
 
 
@@ -101,7 +119,7 @@ def _check_ended(study: OpenStudy) -> None:
         )
 
 
-def removable(study: OpenStudy, failed: Container[int]) -> Iterator[Item]:
+def removable(study: OpenStudy, failures: Failures) -> Iterator[Item]:
     """What may go: no trial goes on from it, and no result is in it."""
     paths, is_over = study.paths, no_longer_needed(study)
     for number in trial_folders(paths):
@@ -116,37 +134,62 @@ def removable(study: OpenStudy, failed: Container[int]) -> Iterator[Item]:
         yield Item(path, "final trainings whose making was cut short")
     if paths.submitit.is_dir():
         yield Item(paths.submitit, "submitit's files of jobs that have ended")
-    if not failed and paths.logs.is_dir():
+    if not failures.any and paths.logs.is_dir():
         yield Item(paths.logs, "no trial failed")
-    elif failed:
+    elif failures.any:
         kept = f"what it has of failed trials is in {paths.failed_logs.relative_to(paths.folder)}"
-        yield from (Item(path, kept) for path in worker_logs(paths))
+        yield from (Item(path, kept) for path in worker_logs(paths) if path not in failures.whole)
 
 
 def worker_logs(paths: StudyPaths) -> list[Path]:
     return sorted(paths.logs.glob("*/worker_*.log"))
 
 
-def keep_logs_of(trials: Container[int], paths: StudyPaths) -> None:
-    """Write what the workers' logs have of each of these trials into a file of its own.
+def find_failures(study: OpenStudy) -> Failures:
+    """Look for each failed trial in the log of the worker that had it last.
 
-    A file that is there stays: a run that was cut short may have removed some of the logs that it was made from.
+    An objective may have changed how its process logs, or ended it: then the log has the trial's words, but not where
+    they begin. Where the worker is not known, or has left no log, any log may have them.
     """
+    paths = study.paths
+    trials = study.trials((TrialState.FAIL,))
+    failures = Failures(any=bool(trials))
+    if not trials:
+        return failures
+    failed = {trial.number for trial in trials}
+    texts = {path: _by_trial(path.read_bytes(), failed) for path in worker_logs(paths)}
+    for trial in trials:
+        number, owner = trial.number, Owner.from_dict(trial.user_attrs.get(OWNER))
+        if paths.failed_log(number).exists():
+            continue  # of an earlier run, which may have removed some of the logs that it was made from
+        own = paths.worker_log(owner.element, owner.worker) if owner is not None else None
+        logs = [own] if own in texts else list(texts)
+        if any(number in texts[path] for path in logs):
+            failures.texts[number] = b"".join(found[number] for found in texts.values() if number in found)
+        else:
+            for path in logs:
+                failures.whole.setdefault(path, []).append(number)
+    return failures
+
+
+def keep_logs_of(failures: Failures, paths: StudyPaths) -> None:
+    """Write what the workers' logs have of each failed trial into a file of its own."""
+    for number, text in failures.texts.items():
+        write_atomically(paths.failed_log(number), text)
+
+
+def _by_trial(log: bytes, numbers: Container[int]) -> dict[int, bytes]:
     found: dict[int, list[bytes]] = defaultdict(list)
-    for path in worker_logs(paths):
-        for number, text in stretches(path.read_bytes()):
-            if number in trials:
-                found[number].append(text)
-    for number, texts in found.items():
-        path = paths.failed_log(number)
-        if not path.exists():
-            write_atomically(path, b"".join(texts))
+    for number, text in stretches(log):
+        if number in numbers:
+            found[number].append(text)
+    return {number: b"".join(parts) for number, parts in found.items()}
 
 
 def stretches(log: bytes) -> Iterator[tuple[int, bytes]]:
     """The parts of a worker's log that belong to trials, with their numbers."""
     begins = [match.start() for match in _BEGINS.finditer(log)]
-    for start, end in zip(begins, [*begins[1:], len(log)], strict=True):
+    for start, end in itertools.pairwise([*begins, len(log)]):
         match = _BEGINS.match(log, start)
         if match and match["trial"]:
             yield int(match["trial"]), log[start:end]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from optuna.trial import TrialState
 
 from hpcjobs.clean import size_text, stretches
 from hpcjobs.heartbeat import NodeReport
@@ -65,6 +66,42 @@ def test_of_workers_logs_only_what_failed_trials_wrote_stays(studies: Any) -> No
         assert text in whole
         assert f"trial {number} begins" in text and "Tried to allocate 99 GiB" in text
         assert f"trial {number + 1} begins" not in text
+
+
+def test_a_log_in_which_a_failed_trial_is_not_found_stays_whole_and_is_told(studies: Any) -> None:
+    """As an objective leaves it that makes its process log in another form, or not at all."""
+    study = studies.create("out_of_gpu_memory", trials=4, workers=1)
+    studies.launch(study)
+    studies.finish(study)
+    (log,) = study.paths.logs.glob("*/worker_000.log")
+    before, begins, after = log.read_text().partition(" INFO hpcjobs.worker: trial 2 begins\n")
+    assert begins, "the third of four trials, of which it and the first fail"
+    log.write_text(f"{before}\ntrial 2 begins\n{after}")
+    other = log.parent / "worker_001.log"  # of a worker that ran no failed trial
+    other.write_text("another log\n")
+    whole = log.read_text()
+    told = [clean(study.paths.folder, *more).stdout for more in ([], ["--remove"], ["--remove"])]
+    assert log.read_text() == whole
+    kept = f"kept whole: {log.relative_to(study.paths.folder)}, in which no beginning was found of 1 failed trial"
+    assert [kept in text for text in told] == [True, True, True]
+    assert not any(f"{log.name}  (" in text for text in told), "nothing says that it would go"
+    assert not other.exists()
+    (first,) = study.paths.failed_logs.iterdir()
+    assert first.name == "trial_00000.log"
+
+
+def test_of_a_failed_trial_whose_worker_is_not_known_all_logs_stay_that_may_have_it(studies: Any) -> None:
+    study = studies.create("quadratic", trials=1)
+    (trial,) = study.trials()
+    study.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+    logs = [study.paths.worker_log("1_0", worker) for worker in range(2)]
+    logs[0].parent.mkdir(parents=True)
+    for log in logs:
+        log.write_text("something\n")
+    done = clean(study.paths.folder, "--remove")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("kept whole") == 2
+    assert all(log.exists() for log in logs)
 
 
 def test_the_log_of_a_trial_that_ran_in_several_processes_has_all_its_parts() -> None:
