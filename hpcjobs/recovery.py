@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from pathlib import Path
 from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from hpcjobs.budget import FAILURE, HISTORY, successor_of, token_of
 from hpcjobs.failures import SUSPICIOUS, Failure, FailureClass
-from hpcjobs.paths import StudyPaths
+from hpcjobs.paths import CHECKPOINT, StudyPaths
 from hpcjobs.study import OpenStudy
 
 RECOVERED = "hpcjobs:recovered"
@@ -83,9 +84,9 @@ def recover_worker(study: OpenStudy, token: str, failure: Failure) -> list[tuple
 
 
 def inherit_files(paths: StudyPaths, trial: FrozenTrial) -> None:
-    """Copy the newest predecessor's checkpoint and other files into the folder of ``trial``, if it has none of its own.
+    """Copy all that the newest predecessor has in its folder into that of ``trial``, if it has nothing of its own.
 
-    All of them or none: a copy that was cut short, by a kill or a full disk, is made anew by whoever goes on.
+    All of it or nothing: a copy that was cut short, by a kill or a full disk, is made anew by whoever goes on.
     """
     folder = paths.trial(trial.number)
     folder.mkdir(parents=True, exist_ok=True)
@@ -93,16 +94,37 @@ def inherit_files(paths: StudyPaths, trial: FrozenTrial) -> None:
         return
     for number in reversed(trial.system_attrs.get(HISTORY, [])):
         source = paths.trial(number)
-        files = [path for path in source.glob("[!.]*") if path.is_file()] if source.is_dir() else []
-        if files:
+        if source.is_dir() and any(not _is_temporary(path) for path in source.iterdir()):
             partial = folder.with_name(f".{folder.name}.partial")
             shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir()
-            for path in files:
-                with contextlib.suppress(FileNotFoundError):  # a former owner that is not dead renames what it wrote
-                    shutil.copyfile(path, partial / path.name)
+            _copy_tree(source, partial, moved=(source, folder))
             partial.replace(folder)  # which is empty
             return
+
+
+def _copy_tree(source: Path, target: Path, moved: tuple[Path, Path]) -> None:
+    """Copy folders and files; a link stays one, and leads to the second of ``moved`` where it led to the first."""
+    target.mkdir()
+    for path in source.iterdir():
+        if _is_temporary(path):
+            continue
+        with contextlib.suppress(FileNotFoundError):  # a former owner that is not dead renames what it wrote
+            if path.is_symlink():
+                link = path.readlink()
+                inside = link.is_relative_to(moved[0])
+                (target / path.name).symlink_to(moved[1] / link.relative_to(moved[0]) if inside else link)
+            elif path.is_dir():
+                _copy_tree(path, target / path.name, moved)
+            elif path.is_file():
+                shutil.copyfile(path, target / path.name)
+
+
+def _is_temporary(path: Path) -> bool:
+    """Whether it is ``.NAME.xxxx``, which a writer of NAME had begun, and not a hidden file that somebody keeps."""
+    if not path.name.startswith(".") or not path.suffix:
+        return False
+    name = path.stem[1:]
+    return name == CHECKPOINT or path.with_name(name).exists()
 
 
 def worker_death(return_code: int, out_of_memory: bool, log: object) -> Failure:

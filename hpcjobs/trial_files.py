@@ -6,9 +6,12 @@ stays if it is that of the best trial, or if the objective keeps files of its ow
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
+import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -95,7 +98,7 @@ def tidy_up_after(study: OpenStudy, trial: FrozenTrial) -> None:
             if is_over(number):
                 folder = study.paths.trial(number)
                 for path in checkpoints(folder):
-                    path.unlink(missing_ok=True)
+                    _remove(path)
                 remove_if_empty(folder)
     except OSError as error:
         log.warning("files of trials that have ended stay for the moment: %s", error)
@@ -103,9 +106,18 @@ def tidy_up_after(study: OpenStudy, trial: FrozenTrial) -> None:
 
 def checkpoints(folder: Path) -> Iterator[Path]:
     """The checkpoint in a trial's folder, and what a write of one left that was cut short."""
-    if (folder / CHECKPOINT).exists():
+    if os.path.lexists(folder / CHECKPOINT):
         yield folder / CHECKPOINT
     yield from folder.glob(f".{CHECKPOINT}.*")
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, a link or a folder with all in it, also while another worker removes the same."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+    while path.is_dir() and not path.is_symlink():
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path)
 
 
 def remove_if_empty(folder: Path) -> bool:

@@ -336,13 +336,40 @@ def test_a_successor_inherits_the_newest_checkpoint(studies: Any) -> None:
             folder = study.paths.trial(study.trial(trial_id).number)
             folder.mkdir(parents=True)
             (folder / "checkpoint.pt").write_text(content)
-            (folder / ".half").write_text("not finished")
+            (folder / ".checkpoint.pt.x7f3").write_text("not finished")
         recover(study, trial_id, "mine", DEATH)
     inherit_files(study.paths, study.trials()[2])
     assert {path.name: path.read_text() for path in study.paths.trial(2).iterdir()} == {"checkpoint.pt": "first"}
     (study.paths.trial(2) / "checkpoint.pt").write_text("its own")
     inherit_files(study.paths, study.trials()[2])
     assert (study.paths.trial(2) / "checkpoint.pt").read_text() == "its own"
+
+
+def test_a_successor_inherits_whole_trees(studies: Any) -> None:
+    study = studies.create("quadratic", trials=1)
+    trial_id = claim(study, owner())
+    old, new = study.paths.trial(0), study.paths.trial(1)
+    for name in ("checkpoint.pt/.metadata", "checkpoint.pt/__0_0.distcp", "logs/run 1/events", ".notes", "notes"):
+        (old / name).parent.mkdir(parents=True, exist_ok=True)
+        (old / name).write_text(name)
+    (old / "empty").mkdir()
+    (old / ".notes.x7f3").write_text("of a write that was cut short")
+    outside = study.paths.folder / "data"
+    outside.mkdir()
+    (outside / "large").write_text("")
+    (old / "data").symlink_to(outside)
+    (old / "latest").symlink_to("logs/run 1")
+    (old / "newest").symlink_to(old / "logs" / "run 1")
+    (old / "dangling").symlink_to("nowhere")
+    recover(study, trial_id, "mine", DEATH)
+    inherit_files(study.paths, study.trials()[1])
+    files = {str(path.relative_to(new)) for path in new.rglob("*") if path.is_file() and not path.is_symlink()}
+    assert files == {"checkpoint.pt/.metadata", "checkpoint.pt/__0_0.distcp", "logs/run 1/events", ".notes", "notes"}
+    assert (new / "checkpoint.pt" / ".metadata").read_text() == "checkpoint.pt/.metadata"
+    assert (new / "empty").is_dir()
+    links = {path.name: path.readlink() for path in new.iterdir() if path.is_symlink()}
+    inside = {"latest": Path("logs/run 1"), "newest": new / "logs" / "run 1"}
+    assert links == {"data": outside, "dangling": Path("nowhere"), **inside}
 
 
 def test_a_former_owner_that_still_writes_does_not_disturb_its_successor(

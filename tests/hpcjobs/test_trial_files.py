@@ -52,6 +52,26 @@ def test_of_trials_that_ended_the_best_keeps_its_checkpoint(studies: Any) -> Non
     assert folders(study) == [2]
 
 
+def test_a_checkpoint_can_be_a_folder_or_a_link(studies: Any) -> None:
+    study = studies.create("quadratic", trials=2)
+    for number in (begin(study), begin(study)):
+        folder = study.paths.trial(number)
+        (folder / "checkpoint.pt").unlink()
+    first, second = study.paths.trial(0), study.paths.trial(1)
+    for name in ("checkpoint.pt", ".checkpoint.pt.new"):
+        (first / name / "shard").mkdir(parents=True)
+        (first / name / "shard" / ".metadata").write_text("state")
+    kept = second / "epoch 3"
+    kept.mkdir()
+    (kept / "state").write_text("state")
+    (second / "checkpoint.pt").symlink_to("epoch 3")
+    end(study, 0, TrialState.PRUNED)
+    end(study, 1, TrialState.PRUNED)
+    assert folders(study) == [1]
+    assert [path.name for path in second.iterdir()] == ["epoch 3"]
+    assert (kept / "state").exists()
+
+
 def test_what_the_objective_keeps_for_itself_stays(studies: Any) -> None:
     study = studies.create("quadratic")
     begin(study)
