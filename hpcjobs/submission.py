@@ -18,7 +18,7 @@ from hpcjobs.errors import UserError
 from hpcjobs.load import load_cluster, load_study, read_study_file, validate, with_overrides
 from hpcjobs.mode_choice import Choice, choose, need_of
 from hpcjobs.objective import Declaration, inspect_objective
-from hpcjobs.paths import StudyPaths, current_folder, from_here
+from hpcjobs.paths import JobFolder, StudyPaths, current_folder, from_here
 from hpcjobs.plan import Plan, make_plan
 from hpcjobs.preflight import check_data, check_new_folder, check_shadows, check_writers
 from hpcjobs.search_space import check_search_space
@@ -88,7 +88,7 @@ def new_submission(options: argparse.Namespace) -> Submission:
     for path in (paths.folder, current_folder(), *([data] if data else [])):
         check_path(path)
     check_shadows(current_folder())
-    check_new_folder(paths, group_writable=cluster is not None and cluster.group_writable_folders)
+    check_new_folder(paths, group_writable=group_writes(cluster))
     # inside a container the profile's python is not the login node's
     python = cluster.python if cluster is not None and not cluster.container else None
     declaration = inspect_objective(study.objective, python)
@@ -132,6 +132,16 @@ def check_account(cluster: ClusterConfig | None, *, by_hand: bool = False) -> No
             f"--account: found nothing, but cluster {cluster.name} runs no job without one; allowed: an account of "
             "yours there; give it as --account NAME, or write it into a copy of the profile"
         )
+
+
+def group_writes(cluster: ClusterConfig | None) -> bool:
+    """Whether the profile consents to folders that the group can write to."""
+    return cluster is not None and cluster.group_writable_folders
+
+
+def keep_ours(cluster: ClusterConfig | None) -> None:
+    """What jobs load must stay ours: others cannot write, whatever the shell's umask; jobs inherit this one."""
+    os.umask(os.umask(0o022) | (0o002 if group_writes(cluster) else 0o022))
 
 
 def told_or_raised(dry_run: bool, *checks: Callable[[], None]) -> tuple[str, ...]:
@@ -190,10 +200,7 @@ def resumed_submission(options: argparse.Namespace) -> Submission:
         )
     paths = StudyPaths(absolute(options.resume))
     file = read_study_file(paths)
-    consent = file.cluster is not None and file.cluster.group_writable_folders
-    for folder in (paths.folder, paths.submitit):  # jobs load pickles from the latter
-        if folder.exists():
-            check_writers(folder, group_writable=consent)
+    check_existing_folder(paths, file.cluster)
     overrides: dict[KeyPath, Any] = {("cluster", *key): value for key, value in cluster_overrides(options).items()}
     if overrides and file.cluster is None:
         raise UserError("--set, --account and --timeout-min: found for a study on this machine; leave them out")
@@ -214,6 +221,17 @@ def cores_text(plan: Plan) -> str:
     if total < plan.workers_per_node:
         return f"which share the job's {counted(total, 'core')}"
     return f"each on {each} of the job's {total}"
+
+
+def check_existing_folder(paths: JobFolder, cluster: ClusterConfig | None) -> None:
+    """Nobody else may change the folder that jobs are started from, nor the one in it that they load pickles from.
+
+    Raises:
+        UserError: somebody else can.
+    """
+    for folder in (paths.folder, paths.submitit):
+        if folder.exists():
+            check_writers(folder, group_writable=group_writes(cluster))
 
 
 def absolute(path: Path) -> Path:

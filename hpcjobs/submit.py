@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import shutil
 import sys
@@ -19,7 +18,15 @@ from hpcjobs.paths import StudyPaths
 from hpcjobs.plan import Plan
 from hpcjobs.preflight import check_slurm, check_writers
 from hpcjobs.slurm import job_script, shell_line, step_command, worker_command
-from hpcjobs.submission import AUTO, Submission, cores_text, new_submission, resumed_submission
+from hpcjobs.submission import (
+    AUTO,
+    Submission,
+    cores_text,
+    group_writes,
+    keep_ours,
+    new_submission,
+    resumed_submission,
+)
 from hpcjobs.text import counted
 
 _EXAMPLES = """\
@@ -180,7 +187,7 @@ def show_dry_run(submission: Submission, console: Console) -> None:
         print(
             f"# one worker's step, started by the node agent. It spans all {cores} of the node, as those of the other "
             "workers do; the worker then binds itself to its own\n"
-            f"{shell_line(step_command(plan, paths, '%A_%a', 0))}"
+            f"{shell_line(step_command(plan, paths, '%A_%a' if plan.nodes > 1 else '%j', 0))}"
         )
     if submission.objective_sets:
         print("\n# the objective sets in each worker, unless the profile's environment does")
@@ -199,12 +206,12 @@ def make(submission: Submission) -> None:
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     cluster = submission.file.cluster
-    # what jobs load must stay ours: others cannot write, whatever the shell's umask; jobs inherit this one
-    consent = cluster is not None and cluster.group_writable_folders
-    os.umask(os.umask(0o022) | (0o002 if consent else 0o022))
+    keep_ours(cluster)
     if not submission.resumed:
         submission.paths.folder.mkdir(parents=True, exist_ok=True)
-        check_writers(submission.paths.folder, group_writable=consent)  # somebody may have been quicker than us
+        check_writers(
+            submission.paths.folder, group_writable=group_writes(cluster)
+        )  # somebody may have been quicker than us
         old = submission.warm_start
         starts = default_starts(submission.file)
         starts += best_starts(submission.file, open_study(old)) if old is not None else []

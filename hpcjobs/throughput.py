@@ -19,15 +19,19 @@ from rich.text import Text
 from hpcjobs.config import MODES
 from hpcjobs.errors import UserError, run_entry
 from hpcjobs.load import find_cluster, load_cluster, validate, with_overrides
+from hpcjobs.paths import StudyPaths
 from hpcjobs.preflight import check_data, check_new_folder, check_slurm
 from hpcjobs.slurm import check_path
 from hpcjobs.submission import (
     absolute,
     available_cores,
     check_account,
+    check_existing_folder,
     cluster_overrides,
     cores_text,
     default_folder,
+    group_writes,
+    keep_ours,
     told_or_raised,
 )
 from hpcjobs.text import counted
@@ -70,7 +74,9 @@ def main(arguments: list[str] | None = None) -> int:
             return show_dry_run(paths, file, console, lacks)
         if file.cluster is not None:
             check_slurm(file.cluster.name)
+        keep_ours(file.cluster)
         paths.submitit.mkdir(parents=True)
+        check_existing_folder(paths, file.cluster)  # somebody may have been quicker than us
         write_file(paths, file)
     finished = run(paths, file, console, wait=options.wait)
     if finished is None:
@@ -153,6 +159,8 @@ def resumed_experiment(options: argparse.Namespace) -> tuple[ThroughputPaths, Th
     overrides: dict[KeyPath, Any] = {("cluster", *key): value for key, value in cluster_overrides(options).items()}
     if overrides and file.cluster is None:
         raise UserError("--set, --account and --timeout-min: found for an experiment on this machine; leave them out")
+    check_existing_folder(paths, file.cluster)
+    keep_ours(file.cluster)
     return paths, validate(ThroughputFile, with_overrides(read_yaml(paths.config), overrides))
 
 
@@ -200,9 +208,7 @@ def new_experiment(options: argparse.Namespace) -> tuple[ThroughputPaths, Throug
     paths = ThroughputPaths(absolute(options.folder) if options.folder else default_folder("throughput"))
     for path in (paths.folder, Path.cwd(), *([data] if data else [])):
         check_path(path)
-    from hpcjobs.paths import StudyPaths
-
-    check_new_folder(StudyPaths(paths.folder), group_writable=bool(cluster and cluster.group_writable_folders))
+    check_new_folder(StudyPaths(paths.folder), group_writable=group_writes(cluster))
     return paths, file, lacks
 
 

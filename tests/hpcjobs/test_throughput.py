@@ -29,6 +29,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / 'it\'s "an" expérience'
 
 
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with stand-ins for Slurm's commands, first in PATH; sbatch keeps the script."""
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    (commands / "sbatch").write_text(f'#!/bin/sh\ncat "$1" > "{tmp_path}/script"\necho Submitted batch job 41\n')
+    for name in ("srun", "sacct", "squeue"):
+        (commands / name).write_text("#!/bin/sh\n")
+    for command in commands.iterdir():
+        command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(commands), prepend=":")
+    return commands
+
+
 def measure(folder: Path, function: str, *more: str, batch_sizes: str = "8,16", per_gpu: str = "2") -> int:
     arguments = ["--batch-sizes", batch_sizes, "--per-gpu", per_gpu, "--window-s", "0.3", "--no-charts"]
     return main([*arguments, "--measure", f"fake_measuring:{function}", "--folder", str(folder), *more])
@@ -116,17 +130,7 @@ def test_what_is_measured_when_slurm_ends_the_job_is_no_result(
     assert paths.problem(None).exists() == (code == EXIT_UNFIT)
 
 
-def test_the_next_jobs_of_an_experiment_can_have_more_time(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commands = tmp_path / "bin"
-    commands.mkdir()
-    (commands / "sbatch").write_text(f'#!/bin/sh\ncat "$1" > "{tmp_path}/script"\necho Submitted batch job 41\n')
-    for name in ("srun", "sacct"):
-        (commands / name).write_text("#!/bin/sh\n")
-    for command in commands.iterdir():
-        command.chmod(0o755)
-    monkeypatch.setenv("PATH", str(commands), prepend=":")
+def test_the_next_jobs_of_an_experiment_can_have_more_time(folder: Path, tmp_path: Path, slurm: Path) -> None:
     paths = ThroughputPaths(folder)
     paths.submitit.mkdir(parents=True)
     write_file(paths, ThroughputFile(name="x", batch_sizes=(8,), modes=("cpx",), cluster=load_cluster("emulated")))
@@ -136,6 +140,23 @@ def test_the_next_jobs_of_an_experiment_can_have_more_time(
     write_file(paths, ThroughputFile(name="x", batch_sizes=(8,)))
     with pytest.raises(UserError, match="found for an experiment on this machine"):
         main(["--resume", str(folder), "--timeout-min", "77"])
+
+
+def test_what_the_jobs_of_an_experiment_load_can_be_changed_by_nobody_else(
+    folder: Path, slurm: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = os.umask(0)
+    try:
+        assert measure(folder, "measure_fake_images", "--cluster", "emulated", "--modes", "cpx", per_gpu="1") == 0
+    finally:
+        os.umask(before)
+    paths = ThroughputPaths(folder)
+    made = [path for path in (folder, *folder.rglob("*")) if not path.is_symlink()]
+    assert paths.submitit in made
+    assert [path for path in made if path.stat().st_mode & 0o022] == []
+    paths.submitit.chmod(0o777)
+    with pytest.raises(UserError, match="everybody can write to it"):
+        main(["--resume", str(folder)])
 
 
 def test_a_worker_that_is_never_ready_is_given_up(folder: Path) -> None:
