@@ -21,6 +21,7 @@ from rich.text import Text
 from hpcjobs.budget import FAILURE, HISTORY, RESULT, Counts, count
 from hpcjobs.config import Choice, StudyFile
 from hpcjobs.errors import UserError, run_entry
+from hpcjobs.failures import writable
 from hpcjobs.owners import OWNER
 from hpcjobs.paths import StudyPaths, write_atomically
 from hpcjobs.progress import best_trial, ordered_by_value
@@ -139,7 +140,7 @@ def _csv(rows: list[dict[str, Any]], front: list[str]) -> str:
     writer = csv.DictWriter(text, fieldnames=list(columns), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    return text.getvalue()
+    return writable(text.getvalue())
 
 
 def summary(study: OpenStudy, best: FrozenTrial | None) -> dict[str, Any]:

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import time
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 
 from hpcjobs.budget import TrialTaken, is_baseline, is_ours
+from hpcjobs.failures import writable
 from hpcjobs.paths import CHECKPOINT
 from hpcjobs.trial_files import append_to_curves
 
 __all__ = ["HandBack", "TrialContext", "TrialTaken"]
+
+
+@contextlib.contextmanager
+def own_error_handling() -> Iterator[None]:
+    """For Optuna's samplers and pruners: what an objective makes NumPy and Python raise is no error in them."""
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 class HandBack(BaseException):
@@ -128,39 +141,49 @@ class TrialContext:
         """
         raise HandBack(f"trial {self.number} handed back", asked=self._clock.stop_ordered())
 
-    def report(self, step: int, value: float, **figures: float) -> None:
-        """Report the objective's value after epoch ``step``, once per epoch, after saving the checkpoint.
+    def report(self, epoch: int, value: float, **figures: float) -> None:
+        """Report the objective's value after an epoch, once per epoch, after saving the checkpoint.
 
-        A step that was reported before (by the run that this one continues) is not written again. Figures that are not
-        finite are left out: JSON has no such numbers.
+        An epoch that was reported before (by the run that this one continues) is not written again. Figures that are
+        not finite are left out: JSON has no such numbers.
 
         Raises:
             ArithmeticError: if the value is not finite: the trial has diverged.
-            TypeError: if the step is no whole number.
+            TypeError: if the epoch is no whole number.
+            ValueError: if the epoch is negative, or the name of a figure cannot be written.
             optuna.TrialPruned: if the pruner gives the trial up.
             HandBack: if the worker must stop, or the job ends before another epoch would.
             TrialTaken: if the trial was recovered by somebody else meanwhile.
         """
-        step = operator.index(step)  # NumPy's are whole numbers too, but no JSON
+        epoch = operator.index(epoch)  # NumPy's are whole numbers too, but no JSON
+        if epoch < 0:
+            raise ValueError(f"report: found epoch {epoch}; allowed: whole numbers from 0")
+        for name in figures:
+            if name != writable(name):
+                raise ValueError(f"report: found a figure named {name!r}; allowed: text that UTF-8 can hold")
         value = float(value)
         if not math.isfinite(value):
-            raise ArithmeticError(f"the value reported for step {step} is {value}")
-        epoch_s = self.timing.report()
+            raise ArithmeticError(f"the value reported for epoch {epoch} is {value}")
         numbers = {name: float(figure) for name, figure in figures.items()}
+        epoch_s = self.timing.report()
         self.figures = {name: number for name, number in numbers.items() if math.isfinite(number)}
-        if step not in self._reported:
-            self._reported.add(step)
-            append_to_curves(self._curves, self.number, step, value, self.figures)
+        if epoch not in self._reported:
+            self._reported.add(epoch)
+            append_to_curves(self._curves, self.number, epoch, value, self.figures)
             try:
-                self._trial.report(value, step)
+                self._trial.report(value, epoch)
             except UpdateFinishedTrialError:
                 raise TrialTaken(f"trial {self.number} has ended meanwhile") from None
         self._check_owner()
-        self._clock.progress(step, value, self.figures, epoch_s)
-        if self._prunes and self._trial.should_prune():
-            raise optuna.TrialPruned(f"pruned after step {step}")
-        if self._clock.stop_ordered() or (step < self.epochs and not self._another_epoch_fits()):
+        self._clock.progress(epoch, value, self.figures, epoch_s)
+        if self._prunes and self._should_prune():
+            raise optuna.TrialPruned(f"pruned after epoch {epoch}")
+        if self._clock.stop_ordered() or (epoch < self.epochs and not self._another_epoch_fits()):
             raise HandBack(f"trial {self.number} handed back", asked=True)
+
+    def _should_prune(self) -> bool:
+        with own_error_handling():
+            return self._trial.should_prune()
 
     def _check_owner(self) -> None:
         """Look whether the trial is still ours. At every report: one that did not count must not be taken for written,

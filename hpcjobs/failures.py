@@ -96,7 +96,7 @@ def _text(error: BaseException) -> str:
         return f"<its text raises {type(second).__name__}>"
 
 
-def _writable(text: str) -> str:
+def writable(text: str) -> str:
     """Halves of characters, from undecodable file names say, stand in no file."""
     return text.encode("utf-8", "backslashreplace").decode()
 
@@ -127,4 +127,4 @@ def classify(error: BaseException) -> Failure:
     message = f"{type(error).__name__}: {_text(error)}"
     if kind == FailureClass.STORAGE and is_storage_full(error) and not any(known in text for known in _NO_ROOM_TEXTS):
         message = f"a file could not be written, probably for lack of room: {message}"
-    return Failure(kind, _writable(message[:500]), _writable(details[-TRACEBACK_CHARACTERS:]))
+    return Failure(kind, writable(message[:500]), writable(details[-TRACEBACK_CHARACTERS:]))

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from optuna.trial import TrialState
 from rich.console import Console
 
 from hpcjobs.budget import claim, finish
@@ -24,6 +25,7 @@ from hpcjobs.load import write_study_file
 from hpcjobs.owners import Owner
 from hpcjobs.study import open_study
 from hpcjobs.text import number_text
+from hpcjobs.trial_files import append_to_curves
 from tests.hpcjobs.night import make_night
 
 
@@ -46,6 +48,17 @@ def test_the_best_parameters_are_a_complete_configuration(studies: Any) -> None:
     summary = json.loads(study.paths.summary.read_text())
     assert summary["best"]["number"] == best.number
     assert (summary["budget"], summary["finished"]) == (4, True)
+
+
+def test_a_name_that_no_file_can_hold_spoils_no_table(studies: Any) -> None:
+    study = studies.create("quadratic", trials=1)
+    trial_id = claim(study, Owner.of_this_process(element="e", agent="a", worker=0, token="mine"))
+    append_to_curves(study.paths.worker_curves("e", 0), 0, 1, 0.5, {"\udc80": 3.0})
+    finish(study, trial_id, "mine", TrialState.COMPLETE, value=0.5, result={"figures": {"\udc80": 3.0}})
+    done = collect(study.paths.folder)
+    assert done.returncode == 0, done.stderr
+    assert study.paths.curves_csv.read_text() == "trial,step,value,\\udc80\n0,1,0.5,3.0\n"
+    assert "figure_\\udc80" in study.paths.trials_csv.read_text().partition("\n")[0].split(",")
 
 
 def test_all_trials_are_in_the_table_with_why_they_failed(studies: Any) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import warnings
 from typing import Any
 
 import numpy as np
@@ -70,6 +72,38 @@ def test_reports_hold_what_json_can_hold(studies: Any) -> None:
         context.report(1.5, 0.5)  # type: ignore[arg-type]
     assert read_curves(study) == [{"trial": 0, "step": 1, "value": 0.5, "speed": 2.0}]
     assert context.figures == {"speed": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("epoch", "figures", "found"), [(-1, {}, "found epoch -1"), (1, {"\udc80": 3.0}, r"found a figure named '\udc80'")]
+)
+def test_a_report_that_is_refused_leaves_nothing(epoch: int, figures: Any, found: str, studies: Any) -> None:
+    study = studies.create("quadratic")
+    context = claimed(study)
+    with pytest.raises(ValueError, match=re.escape(found)):
+        context.report(epoch, 0.5, **figures)
+    assert (read_curves(study), context.figures, study.trials()[0].intermediate_values) == ([], {}, {})
+    context.report(epoch=1, value=0.5, loss=0.1)
+    assert read_curves(study) == [{"trial": 0, "step": 1, "value": 0.5, "loss": 0.1}]
+
+
+def test_how_an_objective_lets_numpy_and_python_raise_is_not_how_pruners_work(
+    studies: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = claimed(studies.create("quadratic", pruner={"name": "threshold", "options": {"upper": 1.0}}))
+
+    def carelessly(trial: optuna.Trial) -> bool:
+        warnings.warn("a small thing", stacklevel=1)
+        return bool(np.float64(0.0) / np.float64(0.0) > 1)
+
+    monkeypatch.setattr(optuna.Trial, "should_prune", carelessly)
+    with np.errstate(all="raise"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        context.report(1, 0.5)
+        with pytest.raises(FloatingPointError):
+            np.float64(0.0) / np.float64(0.0)
+        with pytest.raises(UserWarning, match="its own"):
+            warnings.warn("its own", stacklevel=1)
 
 
 def curve(study: Any) -> list[tuple[int, int, float]]:
