@@ -123,8 +123,9 @@ def run_node(folder: str, environment: dict[str, str | None] | None = None) -> i
         else:
             os.environ[name] = value
     paths = StudyPaths(Path(folder))
-    read_study_file(paths)  # before the log makes folders: in a place that is no study nothing is left behind
-    job = Job.from_environment()
+    file = read_study_file(paths)  # before the log makes folders: where there is no study nothing is left behind
+    # without a cluster there are no steps, also where somebody calls this by hand in a job
+    job = Job.from_environment(os.environ if file.cluster else {**os.environ, "SUBMITIT_EXECUTOR": "local"})
     token = secrets.token_hex(8)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with logging_to(paths.node_log(job.element)):

@@ -72,6 +72,11 @@ def new_submission(options: argparse.Namespace) -> Submission:
     name = options.name or options.study.stem
     if options.workers and options.workers_per_gpu:
         raise UserError("--workers, --workers-per-gpu: found both; allowed: one of them; leave the other out")
+    if options.prepare and options.cluster is None:
+        raise UserError(
+            "--prepare: found without --cluster; allowed: with a profile, which says what a job's nodes have; add "
+            "--cluster, or leave --prepare out to run on this machine"
+        )
     if options.throughput_table is not None and options.mode != AUTO:
         raise UserError("--throughput-table: found without --mode auto; allowed: with it; add --mode auto")
     run = RunConfig(

@@ -46,8 +46,10 @@ def run_job(folder: str, mode: PartitionMode | None, on_cell: OnCell = lambda se
     A cell that has a file is not measured again, so that a job that was cut goes on where it stopped: with a code that
     stands for a signal the batch script queues it again.
     """
-    paths, job, token = ThroughputPaths(Path(folder)), Job.from_environment(), secrets.token_hex(8)
+    paths, token = ThroughputPaths(Path(folder)), secrets.token_hex(8)
     file = read_file(paths.folder)
+    # without a cluster there are no steps, also where somebody calls this by hand in a job
+    job = Job.from_environment(os.environ if file.cluster else {**os.environ, "SUBMITIT_EXECUTOR": "local"})
     before = _done(file, paths, mode)
     with _logging_to(paths.node_log(job.element)):
         try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -184,6 +186,16 @@ def test_a_study_that_is_moved_while_it_runs_ends_leaves_nothing_behind_and_can_
     studies.wait_for(lambda: count(moved).completed == 2)
 
 
+def test_a_study_of_this_machine_runs_inside_somebodys_job_as_well(studies: Any) -> None:
+    """As in `salloc`: there is a job, but without a profile nothing says how to start steps in it."""
+    study = studies.create("epochs", trials=2, epochs=1, workers=1)
+    environment = {**os.environ, "SLURM_JOB_ID": "5"}
+    command = [sys.executable, "-m", "hpcjobs.node", str(study.paths.folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert count(study).completed == 2
+
+
 def test_two_agents_share_one_study_without_overshooting(studies: Any) -> None:
     study = studies.create("epochs", trials=9, epochs=3)
     studies.launch(study)
@@ -279,7 +291,7 @@ def test_an_array_element_is_known_by_array_and_task() -> None:
     environment = {"SLURM_JOB_ID": "19", "SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "2"}
     job = Job.from_environment({**environment, "SLURM_RESTART_COUNT": "3", "SLURM_JOB_END_TIME": "1000"})
     assert job == Job("17_2", "17_2", 3, 1000.0)
-    assert Job.from_environment({"SLURM_JOB_ID": "19"}) == Job("19_0", "19", 0, None)
+    assert Job.from_environment({"SLURM_JOB_ID": "19"}) == Job("19", "19", 0, None)
     assert Job.from_environment({**environment, "SUBMITIT_EXECUTOR": "local"}).slurm_id is None
 
 

@@ -186,6 +186,14 @@ def test_the_plan_tells_a_workers_cores_from_the_jobs(
     assert "#SBATCH --cpus-per-task=8" in out and "It spans all 8 cores of the node" in out
 
 
+def test_a_study_to_be_started_by_hand_in_jobs_needs_a_profile(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert submit("--study", "search.yaml", "--prepare") == 2
+    assert "--prepare: found without --cluster" in capsys.readouterr().err
+    assert not (project / "runs").exists()
+
+
 def test_a_dry_run_on_this_machine_shows_a_workers_command(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert submit("--study", "search.yaml", "--workers", "2", "--dry-run") == 0
     out = capsys.readouterr().out

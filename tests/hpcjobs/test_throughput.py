@@ -70,6 +70,13 @@ def test_workers_measure_the_same_seconds_and_memory_that_runs_out_is_a_result(f
     assert "| 2 per GPU (2) |" in (folder / "results" / "throughput.md").read_text()
 
 
+def test_this_machine_can_be_the_node_of_somebodys_job(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in `salloc`: there is a job, but without a profile nothing says how to start steps in it."""
+    monkeypatch.setenv("SLURM_JOB_ID", "5")
+    assert measure(folder, "measure_fake_images", batch_sizes="8", per_gpu="1") == 0
+    assert [row.status for row in table(folder).rows] == ["ok"]
+
+
 def test_a_cell_that_fails_does_not_end_the_experiment(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert measure(folder, "fails_for_batch_16", batch_sizes="8,16,32", per_gpu="1") == 0
     assert [row.status for row in table(folder).rows] == ["ok", "failed", "ok"]
