@@ -14,7 +14,9 @@ from pathlib import Path
 from hpcjobs import slurm_control
 from hpcjobs.budget import count
 from hpcjobs.errors import UserError, run_entry
-from hpcjobs.launch import request_cancel, slurm_jobs
+from hpcjobs.heartbeat import NodeReport
+from hpcjobs.launch import is_agent_of, request_cancel, slurm_jobs
+from hpcjobs.owners import process_alive
 from hpcjobs.paths import StudyPaths
 from hpcjobs.progress import LIVE, StudyWatch
 from hpcjobs.study import OpenStudy, open_study
@@ -34,12 +36,14 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     study = open_study(StudyPaths(options.folder))
     try:
-        cancel(study, options.wait)
+        left_alone = cancel(study, options.wait)
     except slurm_control.SlurmUnavailableError as error:
         raise UserError(
             f"Slurm does not answer: {error}\nNodes that run stop by themselves, since they look into the study's "
             "folder; what waits in the queue is still there: cancel again where Slurm answers"
         ) from None
+    for line in left_alone:
+        print(line)
     counts = count(study)
     done = "cancelled" if counts.left else "nothing is left to cancel"
     print(f"{done}: {counts.finished} of {counts.budget} trials have ended, {counts.left} are left")
@@ -48,21 +52,48 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def cancel(study: OpenStudy, wait_s: float) -> None:
-    """Ask all nodes to stop, take what waits in Slurm's queue away, and end by force what is left after ``wait_s``."""
+def cancel(study: OpenStudy, wait_s: float) -> list[str]:
+    """Ask all nodes to stop, take what waits in Slurm's queue away, and end by force what is left after ``wait_s``.
+
+    Only what is the study's own: a folder that was copied names what belongs to another. Returns what was left alone.
+    """
     request_cancel(study.paths)
-    job_ids = slurm_jobs(study)
+    job_ids, others = slurm_jobs(study)
     slurm_control.cancel(job_ids, pending_only=True)
     watch = StudyWatch(study)
     end = time.monotonic() + wait_s
-    while (now := watch.look()).live_nodes and time.monotonic() < end:
+    while (left := _live(watch, others, study.paths))[0] and time.monotonic() < end:
         time.sleep(0.5)
     slurm_control.cancel(job_ids)
-    for line in now.nodes:
-        # only on this host, and only if it is the same process: look() has checked both for "gone"
-        if line.state in LIVE and not job_ids:
+    own, strangers = left
+    for report in own:
+        if process_alive(report.pid, report.start) and not job_ids:  # only on this host, and only the same process
             with contextlib.suppress(ProcessLookupError):
-                os.kill(line.report.pid, signal.SIGTERM)
+                os.kill(report.pid, signal.SIGTERM)
+    return [
+        *(
+            f"left alone: job {job_id}, which a record in this folder names: its batch script is not in "
+            f"{study.paths.submitit}, or it is another user's. If it is of this study: scancel {job_id}"
+            for job_id in others
+        ),
+        *(
+            f"left alone: process {report.pid}, whose file in this folder is a copy: it works for another folder"
+            for report in strangers
+        ),
+    ]
+
+
+def _live(watch: StudyWatch, other_jobs: list[str], paths: StudyPaths) -> tuple[list[NodeReport], list[NodeReport]]:
+    """Nodes that work for this study, and processes of this host that work for another one."""
+    own: list[NodeReport] = []
+    strangers: list[NodeReport] = []
+    for line in watch.look().nodes:
+        report = line.report
+        if line.state not in LIVE or report.element.partition("_")[0] in other_jobs:
+            continue
+        is_stranger = process_alive(report.pid, report.start) and not is_agent_of(paths, report.pid)
+        (strangers if is_stranger else own).append(report)
+    return own, strangers
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ MOST_REQUEUES = 100
 class Job:
     """One element of a submission: an array element under Slurm, or a process of this machine."""
 
-    element: str  # names its files: <array job>_<array task>
+    element: str  # names its files: <array job>_<array task>; of a job that is no array its number, as Slurm has it
     slurm_id: str | None  # what scontrol takes; None on this machine alone
     restarts: int = 0
     end: float | None = None  # Unix time, as the environment tells it: the end as it was planned at the start
@@ -31,9 +31,10 @@ class Job:
             number = environment.get("SUBMITIT_LOCAL_JOB_ID", str(os.getpid()))
             return cls(element=f"{socket.gethostname()}_{number}", slurm_id=None)
         end = environment.get("SLURM_JOB_END_TIME")
+        name = f"{array}_{task}" if array and task else job
         return cls(
-            element=f"{array}_{task}" if array and task else f"{job}_0",
-            slurm_id=f"{array}_{task}" if array and task else job,
+            element=name,
+            slurm_id=name,
             restarts=int(environment.get("SLURM_RESTART_COUNT") or 0),
             end=float(end) if end else None,
         )

@@ -79,16 +79,38 @@ def recorded(paths: StudyPaths) -> list[Launched]:
     return found
 
 
-def slurm_jobs(study: OpenStudy) -> list[str]:
-    """Ids of the study's jobs: those recorded, and those in the queue whose submission was killed before its record.
+def slurm_jobs(study: OpenStudy) -> tuple[list[str], list[str]]:
+    """Ids of the study's jobs in Slurm's queue, and of those that a record names but that are not its own.
+
+    Records alone prove nothing: in a copied folder they are those of another study, and Slurm gives numbers again once
+    it has lost its state. A job is the study's own if its batch script was in the study's folder; so are found, too,
+    those whose submission was killed before its record.
 
     Raises:
         SlurmUnavailableError: if Slurm did not answer.
     """
     known = {job_id for job in recorded(study.paths) if job.slurm for job_id in job.job_ids}
-    if study.file.cluster is not None:
-        known |= slurm_control.jobs_with_script_in(study.paths.submitit)
-    return sorted(known)
+    if not known and study.file.cluster is None:
+        return [], []
+    own = slurm_control.jobs_with_script_in(study.paths.submitit)
+    there = slurm_control.job_states(sorted(known - own))
+    in_queue = slurm_control.ALIVE | slurm_control.WAITING
+    others = {name.partition("_")[0] for name, job in there.items() if job.state in in_queue}
+    return sorted(own), sorted(others)
+
+
+def is_agent_of(paths: StudyPaths, pid: int) -> bool:
+    """Whether this process of this host was started for the study in this very folder: not for one that was copied."""
+    process = Path("/proc") / str(pid)
+    try:
+        arguments = (process / "cmdline").read_bytes().split(b"\0")
+        return any(
+            (process / "cwd" / os.fsdecode(argument)).resolve() in (paths.folder.resolve(), paths.submitit.resolve())
+            for argument in arguments
+            if argument
+        )
+    except OSError:  # it has ended, or is another user's
+        return False
 
 
 def launch(paths: StudyPaths, file: StudyFile, plan: Plan) -> Launched:

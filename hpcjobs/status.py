@@ -184,7 +184,7 @@ class Jobs:
         Such an element begins anew, maybe elsewhere: what its file says is over.
         """
         queue = self.waiting(now)
-        queued = {name if "_" in name else f"{name}_0" for name in self._queued()} if queue else set()
+        queued = set(self._queued()) if queue else set()
         nodes = [line for line in now.nodes if line.state in LIVE or line.report.element not in queued]
         return replace(now, nodes=nodes), queue
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -67,6 +68,16 @@ def test_cancel_finds_the_job_of_a_submission_that_was_killed_right_after_it(wor
     assert [reason for _, _, reason in world.queue().values() if "Held" in reason] == ["JobHeldUser"]
 
 
+def test_cancel_of_a_copied_study_leaves_the_originals_job_alone(world: World, cluster: Cluster) -> None:
+    wait_until(lambda: any(trial.reports for trial in world.ledger.trials), "the first report")
+    (job,) = (job for launched in recorded(world.paths) for job in launched.job_ids)
+    copy = shutil.copytree(world.paths.folder, world.folder / "copy")
+    told = cluster.run(sys.executable, "-m", "hpcjobs.cancel", str(copy), cwd=world.folder).stdout
+    assert f"left alone: job {job}, which a record in this folder names" in told
+    assert cluster.run("squeue", "--noheader", f"--jobs={job}", "--format=%T").stdout.strip() == "RUNNING"
+    finish(world)
+
+
 def test_an_element_that_slurm_queues_again_is_shown_only_in_the_queue(world: World, cluster: Cluster) -> None:
     def told() -> tuple[list[str], dict[str, int]]:
         command = [sys.executable, "-m", "hpcjobs.status", str(world.paths.folder), "--json"]
@@ -76,9 +87,9 @@ def test_an_element_that_slurm_queues_again_is_shown_only_in_the_queue(world: Wo
     wait_until(lambda: any(trial.reports for trial in world.ledger.trials), "the first report")
     (element,), queue = told()
     assert queue == {}
-    job = element.partition("_")[0]  # one node is a job without an array
-    cluster.run("scontrol", "requeuehold", job)
+    # one node is a job without an array, and shown by what scontrol takes
+    cluster.run("scontrol", "requeuehold", element)
     wait_until(lambda: told() == ([], {"job requeued in held state": 1}), "the element to wait in the queue")
-    cluster.run("scontrol", "release", job)
+    cluster.run("scontrol", "release", element)
     finish(world)
     assert told() == ([element], {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,8 +16,8 @@ import pytest
 from optuna.trial import TrialState
 
 from hpcjobs.budget import claim, count, finish
-from hpcjobs.heartbeat import read_nodes
-from hpcjobs.launch import _held, cancel_requested, recorded, request_cancel
+from hpcjobs.heartbeat import NodeReport, read_nodes
+from hpcjobs.launch import Launched, _held, _record, cancel_requested, recorded, request_cancel
 from hpcjobs.owners import Owner, process_gone
 from hpcjobs.paths import StudyPaths
 from hpcjobs.study import extend, open_study
@@ -104,6 +105,54 @@ def test_cancel_ends_the_node_and_the_study_can_go_on(studies: Any) -> None:
     studies.let_go(study)
     studies.launch(study)
     assert studies.finish(study).completed == 2
+
+
+def test_cancel_of_a_copy_leaves_the_original_alone_and_says_so(studies: Any, tmp_path: Path) -> None:
+    study = studies.create("held_epochs", trials=2)
+    studies.launch(study)
+    studies.wait_for(lambda: count(study).running == 2)
+    copy = shutil.copytree(study.paths.folder, tmp_path / "copy")
+    (node,) = read_nodes(study.paths)
+    done = run("cancel", copy)
+    assert done.returncode == 0, done.stderr
+    assert f"left alone: process {node.pid}" in done.stdout
+    assert not cancel_requested(study.paths)
+    studies.let_go(study)
+    assert studies.finish(study).completed == 2
+
+
+SQUEUE = """#!/bin/sh
+case "$*" in
+  *--me*) printf '40|%s/submission_file_1.sh\\n36|/of/others/submitit/submission_file_2.sh\\n' '{submitit}' ;;
+  *--jobs=36*) echo '36|RUNNING|1:00|None' ;;
+  *--jobs=37*) echo '37|COMPLETED|0:00|None' ;;
+  *) echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1 ;;
+esac
+"""
+
+
+def test_on_slurm_only_jobs_whose_script_is_in_the_folder_are_cancelled(
+    studies: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records may name jobs of others: in a copied folder, or where Slurm has given the number again."""
+    study = studies.create("quadratic", trials=1)
+    for job in ("36", "37", "38", "40"):
+        _record(study.paths, Launched((job,), 1, slurm=True, host="login"))
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    (commands / "squeue").write_text(SQUEUE.format(submitit=str(study.paths.submitit).replace("'", "'\\''")))
+    (commands / "scancel").write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/cancelled\n')
+    for command in commands.iterdir():
+        command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(commands), prepend=":")
+    NodeReport("36_0", "a", "elsewhere", "n1", 1, "x", state="running").write(study.paths)
+    done = run("cancel", study.paths.folder, "--wait", "300")  # for a node of its own, which this one is not
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if "left alone" in line] == [
+        f"left alone: job 36, which a record in this folder names: its batch script is not in {study.paths.submitit}, "
+        "or it is another user's. If it is of this study: scancel 36"
+    ]
+    assert (tmp_path / "cancelled").read_text() == "--state=PENDING 40\n40\n"
 
 
 def test_who_waits_for_a_study_learns_by_the_exit_code_whether_trials_are_left(studies: Any) -> None:
