@@ -42,7 +42,7 @@ def submit_jobs(paths: ThroughputPaths, file: ThroughputFile, show: Callable[[st
     """Submit a job for each mode of which cells are left, unless one is queued or runs; ``show`` tells of both.
 
     Raises:
-        UserError: sbatch refused one.
+        UserError: sbatch refused one, or Slurm does not tell of one whether it is queued.
     """
     import submitit
     from submitit.core.utils import FailedJobError, FailedSubmissionError
@@ -50,7 +50,7 @@ def submit_jobs(paths: ThroughputPaths, file: ThroughputFile, show: Callable[[st
     known = recorded(paths)
     for mode in open_modes(paths, file):
         name = mode or "as-is"
-        if name in known and _alive([known[name]]):
+        if name in known and _is_queued(known[name]):
             show(f"mode {name}: job {known[name]} waits or runs already")
             continue
         plan = file.plan(Setup(mode, max(file.per_gpu)), 1)
@@ -88,6 +88,15 @@ def recorded(paths: ThroughputPaths) -> dict[str, str]:
 def _alive(job_ids: list[str]) -> bool:
     states = slurm_control.job_states(job_ids).values()
     return any(state.state in slurm_control.ALIVE | slurm_control.WAITING for state in states)
+
+
+def _is_queued(job_id: str) -> bool:
+    try:
+        return _alive([job_id])
+    except slurm_control.SlurmUnavailableError as error:
+        raise UserError(
+            f"Slurm does not answer, so that nothing is known of job {job_id}: {error}\nTry again where it answers"
+        ) from None
 
 
 def wait_for_jobs(paths: ThroughputPaths, file: ThroughputFile, show: Callable[[str], None]) -> bool:

@@ -309,6 +309,9 @@ def test_a_mode_whose_job_waits_or_runs_is_not_submitted_again_and_is_named(
     paths.jobs.write_text('{"cpx": "41"}')
     assert main(["--resume", str(folder)]) == 0
     assert "mode cpx: job 41 waits or runs already" in capsys.readouterr().out
+    (commands / "squeue").write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2\nexit 1\n")
+    with pytest.raises(UserError, match=r"nothing is known of job 41: .*Unable to contact"):
+        main(["--resume", str(folder)])
     paths.jobs.write_text("{")
     with pytest.raises(UserError, match=r"jobs\.json: found no record of jobs"):
         main(["--resume", str(folder)])
