@@ -73,8 +73,6 @@ def create_study(paths: StudyPaths, file: StudyFile, starts: Sequence[dict[str, 
     make_sampler(file.study)
     make_pruner(file.study)
     paths.folder.mkdir(parents=True, exist_ok=True)
-    if not paths.config.exists():
-        write_study_file(paths, file)
     direction = StudyDirection.MAXIMIZE if file.study.direction == "maximize" else StudyDirection.MINIMIZE
     storage = open_storage(paths)
     with storage.exclusive():
@@ -83,6 +81,9 @@ def create_study(paths: StudyPaths, file: StudyFile, starts: Sequence[dict[str, 
         study_id = storage.create_new_study([direction], file.name)
         storage.set_study_user_attr(study_id, _SETTINGS, _settings(file))
         _enqueue(storage, study_id, file.study.trials, starts)
+        # inside: of two at once, the one that is refused has changed nothing
+        if not paths.config.exists():
+            write_study_file(paths, file)
     return OpenStudy(paths, file, storage, study_id, file.name)
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import secrets
 import shlex
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from hpcjobs.config import CONTROL_CHARACTER, MODES, MOST_TRIALS
+from hpcjobs.config import CONTROL_CHARACTER, MODES, MOST_TRIALS, ClusterConfig
 from hpcjobs.errors import EXIT_INTERRUPTED, UserError, run_entry
 from hpcjobs.load import nearest
 from hpcjobs.paths import StudyPaths
@@ -208,16 +211,35 @@ def make(submission: Submission) -> None:
     cluster = submission.file.cluster
     keep_ours(cluster)
     if not submission.resumed:
-        submission.paths.folder.mkdir(parents=True, exist_ok=True)
-        check_writers(
-            submission.paths.folder, group_writable=group_writes(cluster)
-        )  # somebody may have been quicker than us
         old = submission.warm_start
         starts = default_starts(submission.file)
         starts += best_starts(submission.file, open_study(old)) if old is not None else []
-        create_study(submission.paths, submission.file, starts)
+        _make_whole(submission.paths, lambda paths: create_study(paths, submission.file, starts), cluster)
     elif submission.more_trials:
         extend(open_study(submission.paths), submission.more_trials)
+
+
+def _make_whole(paths: StudyPaths, create: Callable[[StudyPaths], object], cluster: ClusterConfig | None) -> None:
+    """Make the study under another name, so that its folder is whole as soon as it is there: of two submissions at
+    once one makes it, and one that is killed leaves nothing in the way of the next.
+
+    A folder that is there, empty, is somebody's with all that was set on it, and is filled as it is.
+    """
+    folder = paths.folder
+    making = StudyPaths(folder.with_name(f".making.{secrets.token_hex(4)}"))
+    try:
+        if not folder.exists():
+            create(making)
+            making.folder.rename(folder)
+            return
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise
+        raise UserError(f"{folder}: somebody has made it this moment. Choose another folder.") from None
+    finally:
+        shutil.rmtree(making.folder, ignore_errors=True)
+    check_writers(folder, group_writable=group_writes(cluster))  # somebody may have been quicker than us
+    create(paths)
 
 
 def start(submission: Submission) -> None:

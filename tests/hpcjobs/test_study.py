@@ -32,7 +32,7 @@ from hpcjobs.errors import UserError
 from hpcjobs.failures import Failure, FailureClass
 from hpcjobs.guardian import recover_lost
 from hpcjobs.journal_lock import FencedError
-from hpcjobs.load import write_study_file
+from hpcjobs.load import read_study_file, write_study_file
 from hpcjobs.owners import OWNER, Owner
 from hpcjobs.paths import StudyPaths
 from hpcjobs.recovery import MOST_DEATHS_WITHOUT_PROGRESS, inherit_files, recover
@@ -77,10 +77,21 @@ def _create(arguments: tuple[StudyPaths, Any]) -> bool:
 
 
 def test_two_submissions_at_once_make_one_study(studies: Any, tmp_path: Path) -> None:
-    file = studies.create("quadratic").file
+    files = [studies.create("quadratic", trials=trials).file for trials in (3, 4, 5, 6)]
     paths = StudyPaths(tmp_path / "other")
-    assert sorted(all_at_once(_create, [(paths, file)] * 4)) == [False, False, False, True]
-    assert count(open_study(paths)).budget == 6
+    made = all_at_once(_create, [(paths, file) for file in files])
+    assert sorted(made) == [False, False, False, True]
+    first = files[made.index(True)]
+    assert read_study_file(paths) == first, "the settings are those of who made the trials"
+    assert count(open_study(paths)).budget == first.study.trials
+
+
+def test_a_second_study_in_a_journal_whose_settings_are_missing_writes_none(studies: Any) -> None:
+    study = studies.create("quadratic")
+    study.paths.config.unlink()  # as if its maker were about to write them
+    with pytest.raises(UserError, match="already holds a study"):
+        create_study(study.paths, study.file)
+    assert not study.paths.config.exists()
 
 
 def test_extending_adds_waiting_trials_and_refuses_none(studies: Any) -> None:

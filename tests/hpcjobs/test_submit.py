@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import stat
 import subprocess
 import sys
@@ -14,7 +15,9 @@ from hpcjobs.errors import run_entry
 from hpcjobs.launch import recorded
 from hpcjobs.load import read_study_file
 from hpcjobs.paths import StudyPaths
-from hpcjobs.submit import main
+from hpcjobs.study import open_study
+from hpcjobs.submission import Submission
+from hpcjobs.submit import main, make
 
 MODULE = """\
 def train(params, context):
@@ -75,7 +78,9 @@ def everything_in(folder: Path) -> set[Path]:
 def test_help_needs_neither_torch_nor_optuna_nor_submitit() -> None:
     code = """
 import sys
-from hpcjobs.submit import main
+from hpcjobs.study import open_study
+from hpcjobs.submission import Submission
+from hpcjobs.submit import main, make
 try:
     main(["--help"])
 except SystemExit:
@@ -318,6 +323,54 @@ def test_a_study_on_slurm_is_made_and_submitted_and_the_next_commands_are_said(
     for command in ("status", "collect", "cancel"):
         assert f"python -m hpcjobs.{command} {shlex.quote(str(project / 'my study'))}" in out
     assert "#SBATCH --array=0-1%2" in (tmp_path / "submitted").read_text()
+
+
+@pytest.mark.parametrize("existed", [True, False])
+def test_a_warm_start_that_is_refused_leaves_nothing_behind(
+    existed: bool, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--study", "search.yaml", "--trials", "2", "--epochs", "1")
+    if existed:
+        (project / "new").mkdir()
+    assert submit(*arguments, "--folder", "old", "--prepare", "--cluster", "site.yaml") == 0
+    before = everything_in(project)
+    assert submit(*arguments, "--folder", "new", "--warm-start", "old", "--detach") == 2
+    assert "found no completed trial" in capsys.readouterr().err
+    assert everything_in(project) == before
+
+
+@pytest.mark.usefixtures("slurm")
+def test_of_two_submissions_into_one_folder_the_second_changes_nothing_and_says_so(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--study", "search.yaml", "--cluster", "site.yaml", "--folder", "mine", "--prepare")
+
+    def slowly(submission: Submission) -> None:  # between its checks and its making, another one is made
+        monkeypatch.setattr("hpcjobs.submit.make", make)
+        assert submit(*arguments, "--trials", "7") == 0
+        make(submission)
+
+    monkeypatch.setattr("hpcjobs.submit.make", slowly)
+    assert submit(*arguments, "--trials", "9") == 2
+    assert "already holds a study" in capsys.readouterr().err
+    study = open_study(StudyPaths(project / "mine"))
+    assert (study.file.study.trials, len(study.trials())) == (7, 7)
+
+
+@pytest.mark.usefixtures("slurm")
+def test_a_submission_that_is_killed_in_the_midst_is_not_in_the_way_of_the_next(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("--study", "search.yaml", "--cluster", "site.yaml", "--folder", "mine", "--prepare")
+    kill = (
+        "import os, sys, hpcjobs.study as study, hpcjobs.submit as submit\n"
+        "study._enqueue = lambda *all: os.kill(os.getpid(), 9)\n"
+        "submit.main(sys.argv[1:])"
+    )
+    killed = subprocess.run([sys.executable, "-c", kill, *arguments], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert submit(*arguments, "--trials", "7") == 0
+    assert len(open_study(StudyPaths(project / "mine")).trials()) == 7
 
 
 @pytest.mark.usefixtures("slurm")
