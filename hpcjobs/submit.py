@@ -246,11 +246,12 @@ def start(submission: Submission) -> None:
     """Start the node agents and say how to go on.
 
     Raises:
-        UserError: Slurm refused the job; the study's folder is kept.
+        UserError: Slurm refused the job or does not answer; the study's folder is kept.
     """
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     from hpcjobs.launch import launch
+    from hpcjobs.slurm_control import SlurmUnavailableError
 
     paths, plan = submission.paths, submission.plan
     try:
@@ -259,6 +260,11 @@ def start(submission: Submission) -> None:
         raise UserError(
             f"sbatch refused the job: {str(error).strip()}\nThe study is kept; correct the value in question and go on "
             f"with: python -m hpcjobs.submit --resume {_quoted(paths)} --set KEY=VALUE"
+        ) from None
+    except SlurmUnavailableError as error:
+        raise UserError(
+            f"Slurm does not answer: {error}\nThe study is kept, with all its trials. Where Slurm answers go on with: "
+            f"python -m hpcjobs.submit --resume {_quoted(paths)} --nodes {plan.nodes}"
         ) from None
     if plan.cluster is None:
         print(f"\nstarted on this machine as process {', '.join(launched.job_ids)}")

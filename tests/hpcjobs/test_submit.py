@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from hpcjobs.agent import new_report
 from hpcjobs.errors import run_entry
+from hpcjobs.job import Job
 from hpcjobs.launch import recorded
 from hpcjobs.load import read_study_file
 from hpcjobs.paths import StudyPaths
@@ -447,6 +449,20 @@ def test_a_study_is_resumed_with_more_nodes_and_trials_but_never_made_twice(
     (project / "mine" / "submitit").chmod(0o777)
     assert submit("--resume", "mine") == 2
     assert "mine/submitit: everybody can write to it (mode 777)" in capsys.readouterr().err
+
+
+def test_a_resume_while_slurm_is_silent_tells_what_was_done_and_how_to_go_on(
+    project: Path, slurm: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new = ("--study", "search.yaml", "--cluster", "site.yaml", "--trials", "4", "--folder", "mine")
+    assert submit(*new, "--prepare") == 0
+    # an agent that has not ended, as far as its file tells: Slurm is asked for its job
+    new_report(Job("17_0", "17_0"), "its agent").write(StudyPaths(project / "mine"))
+    (slurm / "squeue").write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2\nexit 1\n")
+    assert submit("--resume", "mine", "--trials", "+3", "--nodes", "2") == 2
+    err = capsys.readouterr().err
+    assert "Unable to contact slurm controller\nThe study is kept, with all its trials." in err
+    assert err.rstrip().endswith("--nodes 2")
 
 
 def test_the_overview_names_the_commands_that_are_there() -> None:
