@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import errno
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from hpcjobs.journal_lock import FencedError, JournalTimeoutError
@@ -44,7 +45,8 @@ INFRASTRUCTURE = frozenset(
 SUSPICIOUS = frozenset({FailureClass.HOST_MEMORY, FailureClass.DEVICE, FailureClass.WORKER})
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
-_NO_ROOM_TEXTS = ("no space left on device", "disk quota exceeded")
+_QUOTA_TEXT = "disk quota exceeded"
+_NO_ROOM_TEXTS = ("no space left on device", _QUOTA_TEXT)
 # What torch.save says of a path instead: the text of a C++ stream, without the system's error. All parts together.
 _TORCH_WRITE_TEXTS = (("inline_container", "unexpected pos"), ("basic_ios::clear", "iostream error"))
 _GPU_MEMORY_TEXTS = ("hip out of memory", "cuda out of memory", "hiperroroutofmemory", "cuda error: out of memory")
@@ -67,6 +69,7 @@ class Failure:
     kind: FailureClass
     message: str
     details: str = field(default="", repr=False)
+    elsewhere: bool = False  # of a full disk: it is not the study's
 
     def as_dict(self) -> dict[str, str]:
         return {"class": self.kind.value, "message": self.message, "traceback": self.details}
@@ -78,15 +81,28 @@ class Failure:
 
 def is_storage_full(error: BaseException) -> bool:
     """Whether a full disk or quota is behind an exception, also one that a library raised while it handled another."""
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in _causes(error):
         text = _text(cause).lower()
         if getattr(cause, "errno", None) in _NO_ROOM or any(known in text for known in _NO_ROOM_TEXTS):
             return True
         if isinstance(cause, RuntimeError) and any(all(part in text for part in parts) for parts in _TORCH_WRITE_TEXTS):
             return True
-        cause = cause.__cause__ or cause.__context__
     return False
+
+
+def is_quota(error: BaseException) -> bool:
+    """Whether an exception tells of a quota, so that its disk has room for others."""
+    return any(
+        getattr(cause, "errno", None) == errno.EDQUOT or _QUOTA_TEXT in _text(cause).lower() for cause in _causes(error)
+    )
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An exception, what it was raised from or while it was handled, and so on."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
 def _text(error: BaseException) -> str:

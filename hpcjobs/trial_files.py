@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,10 @@ from hpcjobs.progress import best_trial
 from hpcjobs.study import OpenStudy
 
 log = logging.getLogger(__name__)
+
+# with less than this a study's disk may be too full for the next checkpoint
+ROOM_BYTES = 1 << 30
+PROBE_BYTES = 1 << 20
 
 
 def append_to_curves(file: Path, trial: int, step: int, value: float, figures: Mapping[str, float]) -> None:
@@ -118,6 +123,20 @@ def _remove(path: Path) -> None:
     while path.is_dir() and not path.is_symlink():
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(path)
+
+
+def has_room(folder: Path) -> bool:
+    """Whether the disk of a study's folder has certainly room for what a trial saves, also below a quota."""
+    try:
+        disk = os.statvfs(folder)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(PROBE_BYTES))
+            file.flush()
+            os.fsync(file.fileno())  # NFS tells of a quota only then
+    except OSError as error:
+        log.warning("%s: whether it has room is not known: %s", folder, error)
+        return False
+    return disk.f_bavail * disk.f_frsize >= ROOM_BYTES
 
 
 def remove_if_empty(folder: Path) -> bool:

@@ -16,6 +16,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,7 +26,7 @@ from optuna.trial import TrialState
 
 from hpcjobs.budget import RESULT, TrialTaken, claim, finish, hand_back, times_unasked, trials_left
 from hpcjobs.checked_study import read_checked
-from hpcjobs.context import HandBack, TrialContext
+from hpcjobs.context import HandBack, TrialContext, own_error_handling
 from hpcjobs.errors import UserError, run_entry
 from hpcjobs.failures import (
     EXIT_DEVICE_FAULT,
@@ -36,6 +37,7 @@ from hpcjobs.failures import (
     FailureClass,
     classify,
     is_journal_out_of_reach,
+    is_quota,
     is_storage_full,
 )
 from hpcjobs.owners import Owner
@@ -46,7 +48,8 @@ from hpcjobs.recovery import inherit_files, recover
 from hpcjobs.sampling import suggest
 from hpcjobs.spec import NODE_FOLDER, WorkerSpec, spec_file
 from hpcjobs.study import OpenStudy, open_study
-from hpcjobs.trial_files import tidy_up_after
+from hpcjobs.trial_files import has_room, tidy_up_after
+from hpcjobs.worker_log import WorkerLog
 
 log = logging.getLogger("hpcjobs.worker")
 
@@ -56,7 +59,8 @@ Objective = Callable[[dict[str, Any], TrialContext], float]
 IDLE_POLL_S = (0.2, 3.0)
 # a trial that still runs out of GPU memory with an eighth of what the study fixes has failed
 MOST_HALVINGS = 3
-# an objective that hands its trial back unasked once more, without a new report in between, has failed
+# an objective that hands its trial back unasked once more, without a new report in between, has failed; so has one that
+# finds a disk full so often which is not the study's
 MOST_UNASKED = 5
 # a worker whose trial found the disk full begins no other one for so long
 FULL_DISK_PAUSE_S = 10.0
@@ -158,14 +162,17 @@ class Worker:
 
     def _attempts(self, trial: optuna.Trial, trial_id: int) -> int:
         """Run the objective, again after its own errors as often as the study allows, and write how it ended."""
-        with self._study.storage.batch():
-            params = suggest(trial, self._study.file.study)
         try:
+            params = self._draw(trial)
             inherit_files(self._study.paths, self._study.trial(trial_id))
         except OSError as error:
-            if not is_storage_full(error):
+            if not is_journal_out_of_reach(error):
                 raise
             return self._wait_for_room(trial_id, classify(error))
+        if isinstance(params, Failure):
+            log.error("trial %d: %s\n%s", trial.number, params.message, params.details)
+            self._finish(trial_id, TrialState.FAIL, failure=params)
+            return EXIT_DONE
         retries, halvings = self._study.file.study.retries, MOST_HALVINGS
         attempts = 0
         changed: dict[str, int] = {}
@@ -205,16 +212,31 @@ class Worker:
         self._finish(trial_id, TrialState.FAIL, failure=outcome, result=result)
         return EXIT_DONE
 
+    def _draw(self, trial: optuna.Trial) -> dict[str, Any] | Failure:
+        """The parameters, or what the sampler raised: in another process it would raise the same."""
+        with self._study.storage.batch(), own_error_handling():
+            try:
+                return suggest(trial, self._study.file.study)
+            except (OSError, MemoryError, UpdateFinishedTrialError):
+                raise  # of the storage, or of the machine
+            except Exception as error:  # noqa: BLE001  # samplers use libraries of all kinds
+                failure = classify(error)
+        return Failure(FailureClass.OBJECTIVE, f"no parameters: the sampler raised {failure.message}", failure.details)
+
     def _halved(self, params: dict[str, Any]) -> dict[str, int]:
         """The smaller values with which the study lets a trial try again that ran out of GPU memory."""
         names = self._study.file.study.halve_on_gpu_memory
         return {name: params[name] // 2 for name in names if params[name] >= 2}
 
     def _wait_for_room(self, trial_id: int, failure: Failure) -> int:
-        """The disk is full: the trial goes back as it was last saved, for which the journal itself waits for room."""
+        """The disk is full: the trial goes back as it was last saved, for which the journal itself waits for room.
+
+        If it is another disk than the study's, this is counted as a trial is that its objective hands back unasked.
+        """
         log.warning("%s: the trial is handed back until there is room", failure.message)
         self._pulse.update(state="idle", message=failure.message)
-        self._patiently(lambda: hand_back(self._study, trial_id, self._spec.token))
+        asked = not failure.elsewhere
+        self._patiently(lambda: hand_back(self._study, trial_id, self._spec.token, asked=asked))
         self._pulse.wait(FULL_DISK_PAUSE_S)
         self._pulse.update(message="")
         return EXIT_DONE
@@ -234,13 +256,24 @@ class Worker:
         except TrialTaken:
             raise
         except BaseException as error:  # noqa: BLE001  # sys.exit() in a user's function too is this trial's failure
-            return classify(error)
+            failure = classify(error)
+            return self._of_a_full_disk(error, failure, trial_id) if failure.kind == FailureClass.STORAGE else failure
         finally:
             if os.getpid() != self._owner.pid:
                 os._exit(1)  # a child that the objective has forked and let return: it must not go on as a worker
         if not math.isfinite(value):
             return Failure(FailureClass.DIVERGED, f"the objective returned {value}")
         return value
+
+    def _of_a_full_disk(self, error: BaseException, failure: Failure, trial_id: int) -> Failure:
+        """Why the attempt failed: the study's disk gets room some day, of any other one nobody may know."""
+        if not is_storage_full(error) or is_quota(error) or not has_room(self._study.paths.folder):
+            return failure
+        times = times_unasked(self._study.trial(trial_id))
+        if times < MOST_UNASKED:
+            return replace(failure, elsewhere=True)
+        message = f"{failure.message} ({times + 1} times without a new report, while the study's own disk has room)"
+        return Failure(FailureClass.OBJECTIVE, message, failure.details)
 
     def _finish(self, trial_id: int, state: TrialState, **more: Any) -> None:
         ended = self._patiently(lambda: finish(self._study, trial_id, self._spec.token, state, **more))
@@ -260,7 +293,7 @@ class Worker:
         )
 
 
-def work(spec: WorkerSpec) -> int:
+def work(spec: WorkerSpec, own_log: WorkerLog) -> int:
     """Run the worker that ``spec`` describes; returns the exit code."""
     misplaced = None
     try:
@@ -274,16 +307,17 @@ def work(spec: WorkerSpec) -> int:
     pulse.start()
     code = 1
     try:
-        code = _unusable(pulse, misplaced) if misplaced else _work(spec, study, pulse)
+        code = _unusable(pulse, misplaced) if misplaced else _work(spec, study, pulse, own_log)
     finally:
         pulse.stop(code)
     return code
 
 
-def _work(spec: WorkerSpec, study: OpenStudy, pulse: Pulse) -> int:
+def _work(spec: WorkerSpec, study: OpenStudy, pulse: Pulse, own_log: WorkerLog) -> int:
     name = study.file.study.objective
     try:
-        objective = load_objective(name, study.file.run.working_folder)
+        with own_log.kept():
+            objective = load_objective(name, study.file.run.working_folder)
     except Exception as error:
         log.exception("the objective was not imported")
         return _unusable(pulse, ImportError(f"the objective {name} cannot be imported: {error}"))
@@ -291,7 +325,12 @@ def _work(spec: WorkerSpec, study: OpenStudy, pulse: Pulse) -> int:
         check_place(spec, spec.status.parent)
     except PlacementError as error:
         return _unusable(pulse, error)
-    return Worker(spec, study, objective, pulse).run()
+
+    def run(params: dict[str, Any], context: TrialContext) -> float:
+        with own_log.kept():
+            return float(objective(params, context))
+
+    return Worker(spec, study, run, pulse).run()
 
 
 def _unusable(pulse: Pulse, error: Exception) -> int:
@@ -309,10 +348,10 @@ def main(arguments: list[str] | None = None) -> int:
     if NODE_FOLDER not in os.environ:
         raise UserError("a worker is started by its node agent: submit the study instead (python -m hpcjobs.submit)")
     spec = WorkerSpec.read(spec_file(Path(os.environ[NODE_FOLDER]), options.worker))
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    own_log = WorkerLog()
     log.info("worker %d of %s, process %d, device %s", spec.worker, spec.element, os.getpid(), spec.device or "cpu")
     started = time.monotonic()
-    code = work(spec)
+    code = work(spec, own_log)
     log.info("ends with code %d after %.0f s", code, time.monotonic() - started)
     return code
 

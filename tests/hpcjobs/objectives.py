@@ -103,6 +103,31 @@ def ending_children(params: dict[str, Any], context: Any) -> float:
     return float(ended)
 
 
+def closing_its_streams(params: dict[str, Any], context: Any) -> float:
+    """Every other one fails at that."""
+    print("its own word")
+    sys.stdout.close()
+    sys.stderr.close()
+    os.close(2)
+    if context.number % 2 == 0:
+        raise ValueError("its own error")
+    return 1.0
+
+
+def silencing_logs(params: dict[str, Any], context: Any) -> float:
+    """Sets up logging for itself alone, in all ways there are, and fails."""
+    import logging.config
+
+    logging.config.dictConfig({"version": 1, "root": {"level": "CRITICAL"}})
+    logging.basicConfig(force=True, handlers=[logging.NullHandler()])
+    for name in ("hpcjobs", "hpcjobs.worker"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+        logging.getLogger(name).handlers.clear()
+        logging.getLogger(name).addFilter(lambda record: False)
+    logging.disable(logging.CRITICAL)
+    raise ValueError("its own error")
+
+
 def failing_once(params: dict[str, Any], context: Any) -> float:
     marker = Path(context.folder) / "tried"
     if not marker.exists():

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from optuna.trial import TrialState, create_trial
 
+from hpcjobs import trial_files
 from hpcjobs import worker as worker_module
 from hpcjobs.budget import count
 from hpcjobs.collect import configuration
+from hpcjobs.context import TrialContext
 from hpcjobs.failures import (
     EXIT_DEVICE_FAULT,
     EXIT_DONE,
@@ -116,6 +121,29 @@ def test_the_traceback_of_an_objective_is_kept(studies: Any) -> None:
     assert failure["traceback"] in (worker.folder / "log").read_text()
 
 
+def test_a_trial_that_closes_its_streams_fails_by_itself_alone(studies: Any) -> None:
+    study = studies.create("closing_its_streams", trials=4, workers=1)
+    worker = studies.worker(study)
+    assert worker.wait(300) == EXIT_DONE
+    counts = count(study)
+    assert (counts.completed, counts.failures, counts.recovered) == (2, {"objective error": 2}, 0)
+    assert study.trials()[2].user_attrs["hpcjobs:failure"]["message"] == "ValueError: its own error"
+    said = (worker.folder / "log").read_text()
+    assert (said.count("its own word"), said.count("\nValueError: its own error")) == (4, 2)
+    assert "ends with code 0" in said
+
+
+def test_no_objective_silences_the_workers_log(studies: Any) -> None:
+    study = studies.create("silencing_logs", trials=2)
+    worker = studies.worker(study)
+    assert worker.wait(300) == EXIT_DONE
+    said = (worker.folder / "log").read_text()
+    for trial in study.trials():
+        assert f"trial {trial.number} begins\n" in said
+        assert trial.user_attrs["hpcjobs:failure"]["traceback"] in said
+    assert said.count("\nValueError: its own error") == 2
+
+
 def test_a_retry_within_the_studys_policy_saves_the_trial(studies: Any) -> None:
     study = studies.create("failing_once", trials=1, retries=1)
     studies.worker(study).wait(300)
@@ -162,6 +190,11 @@ class QuietPulse:
         return lambda *_, **__: None
 
 
+def worker_here(study: OpenStudy, folder: Path, objective: Any) -> worker_module.Worker:
+    spec = WorkerSpec(study.paths.folder, "here_1", 0, "token", "agent", 1, "", folder / "s", folder / "c")
+    return worker_module.Worker(spec, study, objective, QuietPulse())  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("call", ["claim", "finish"])
 def test_a_worker_outlasts_those_who_keep_the_journal_from_it(
     call: str, studies: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -176,10 +209,90 @@ def test_a_worker_outlasts_those_who_keep_the_journal_from_it(
         return real(*arguments, **more)
 
     monkeypatch.setattr(worker_module, call, refused_at_first)
-    spec = WorkerSpec(study.paths.folder, "here_1", 0, "token", "agent", 1, "", tmp_path / "s", tmp_path / "c")
-    worker = worker_module.Worker(spec, study, lambda params, context: 1.0, QuietPulse())  # type: ignore[arg-type]
-    assert worker.run() == EXIT_DONE
+    assert worker_here(study, tmp_path, lambda params, context: 1.0).run() == EXIT_DONE
     assert (len(refused), count(study).completed) == (3, 2)
+
+
+def test_what_the_sampler_raises_is_said_of_the_trial(
+    studies: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = studies.create("quadratic", trials=2)
+    real, refused = worker_module.suggest, []
+
+    def refused_at_first(*arguments: Any) -> Any:
+        if not refused:
+            refused.append(arguments)
+            raise FloatingPointError("underflow encountered in exp")
+        return real(*arguments)
+
+    monkeypatch.setattr(worker_module, "suggest", refused_at_first)
+    assert worker_here(study, tmp_path, lambda params, context: 1.0).run() == EXIT_DONE
+    assert (count(study).completed, count(study).failures) == (1, {"objective error": 1})
+    failure = study.trials()[0].user_attrs["hpcjobs:failure"]
+    assert failure["message"] == "no parameters: the sampler raised FloatingPointError: underflow encountered in exp"
+    assert "in refused_at_first" in failure["traceback"]
+
+
+def test_how_an_objective_lets_numpy_and_python_raise_is_not_how_samplers_work(
+    studies: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, real = studies.create("quadratic", trials=2), worker_module.suggest
+
+    def carelessly(*arguments: Any) -> Any:
+        warnings.warn("a small thing", stacklevel=1)
+        assert np.exp(np.float64(-1000.0)) == 0.0
+        return real(*arguments)
+
+    def strict(params: Any, context: TrialContext) -> float:
+        np.seterr(all="raise")
+        warnings.simplefilter("error")
+        return 1.0
+
+    monkeypatch.setattr(worker_module, "suggest", carelessly)
+    with np.errstate(), warnings.catch_warnings():
+        assert worker_here(study, tmp_path, strict).run() == EXIT_DONE
+    assert count(study).completed == 2
+
+
+def test_another_disk_than_the_studys_is_found_full_only_so_often(
+    studies: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial_files, "ROOM_BYTES", 0)
+    study = studies.create("quadratic", trials=2, epochs=2 * MOST_UNASKED)
+
+    def full(params: Any, context: TrialContext) -> float:
+        """For the first trial always, for the other one after each epoch."""
+        done = int(context.checkpoint.read_text()) if context.checkpoint.exists() else 0
+        if context.number and done < context.epochs:
+            context.checkpoint.write_text(str(done + 1))
+            context.report(done + 1, 1.0)
+        if not context.number or done < context.epochs:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/dev/shm/batch")
+        return 1.0
+
+    assert worker_here(study, tmp_path, full).run() == EXIT_DONE
+    counts = count(study)
+    assert (counts.completed, counts.failures, counts.recovered) == (1, {"objective error": 1}, 0)
+    failure = study.trials()[0].user_attrs["hpcjobs:failure"]
+    assert "No space left on device: '/dev/shm/batch'" in failure["message"]
+    assert f"({MOST_UNASKED + 1} times without a new report, while the study's own disk has room)" in failure["message"]
+
+
+@pytest.mark.parametrize(("number", "room"), [(errno.ENOSPC, 1 << 62), (errno.EDQUOT, 0)])
+def test_a_trial_waits_however_long_for_room_on_the_studys_disk(
+    number: int, room: int, studies: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial_files, "ROOM_BYTES", room)
+    study, tried = studies.create("quadratic", trials=1), []
+
+    def full_for_long(params: Any, context: TrialContext) -> float:
+        tried.append(context.number)
+        if len(tried) <= 2 * MOST_UNASKED:
+            raise OSError(number, os.strerror(number))
+        return 1.0
+
+    assert worker_here(study, tmp_path, full_for_long).run() == EXIT_DONE
+    assert (count(study).completed, count(study).failures) == (1, {})
 
 
 def test_a_full_disk_costs_no_trial_and_no_attempt(studies: Any) -> None:
