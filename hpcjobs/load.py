@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import math
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -44,6 +45,9 @@ _BOUNDS = {
 # keys that can only mean the full form of a study file
 _FULL_FORM = frozenset({"objective", "direction", "sampler", "pruner", "fixed"})
 _RANGE_KEYS = frozenset({"type", "min", "max", "values"})
+
+
+_WITH_EXPONENT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 
 
 @dataclass(frozen=True)
@@ -239,7 +243,8 @@ def _translate(model: type[BaseModel], document: Document, details: ErrorDetails
     kind, context, value = details["type"], details.get("ctx", {}), details["input"]
     key, owner = _locate(model, details["loc"])
     if kind == "mistake":
-        return Mistake((*key, *context["key"]), context["allowed"], show(context["found"]), context["remedy"])
+        key = (*key, *context["key"])
+        return Mistake(key, context["allowed"], _as_written(document, key, context["found"]), context["remedy"])
     if kind == "extra_forbidden":
         names = sorted(owner.model_fields)
         return Mistake(key, ", ".join(names), "an unknown key", nearest(str(key[-1]), names))
@@ -265,7 +270,18 @@ def _translate(model: type[BaseModel], document: Document, details: ErrorDetails
         remedy = "put it in quotes"
     elif kind == "tuple_type" and value is not None:
         remedy = "put it in brackets: [...]"
-    return Mistake(key, _WANTED.get(kind, details["msg"]), show(value), remedy)
+    return Mistake(key, _WANTED.get(kind, details["msg"]), _as_written(document, key, value), remedy)
+
+
+def _as_written(document: Document, key: KeyPath, value: object) -> str:
+    """:func:`show`, and for a number beyond double precision, which became 0 or infinite, what the file has."""
+    line = document.line(key)
+    if not isinstance(value, float) or not (value == 0 or math.isinf(value)) or not line or not document.path.is_file():
+        return show(value)
+    text = document.path.read_text(encoding="utf-8").splitlines()[line - 1]
+    found = (number for number in _WITH_EXPONENT.findall(text) if float(number) == value)
+    number = next(found, None)
+    return show(value) if number is None else f"{number}, which is {value} in double precision"
 
 
 def _locate(model: type[BaseModel], location: tuple[str | int, ...]) -> tuple[KeyPath, type[BaseModel]]:

@@ -6,6 +6,12 @@ from dataclasses import dataclass
 
 from hpcjobs.config import LOGICAL_GPUS, ClusterConfig, PartitionMode, RunConfig, StudyFile
 from hpcjobs.errors import UserError
+from hpcjobs.text import counted
+
+# Workers of a node for each of its cores, and what is allowed on any node: each is a process with all its libraries.
+# Eight on each logical GPU of a node with eight MI300X in mode CPX are 512, which 32 cores would be enough for.
+MOST_PER_CORE = 16
+ALWAYS_ALLOWED = 64
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,7 @@ def make_plan(file: StudyFile, *, local_cores: int = 1) -> Plan:
     """Plan a submission. ``local_cores``: cores of this machine, for a study without a cluster.
 
     Raises:
-        UserError: a mode that the cluster does not offer, or several nodes without a cluster.
+        UserError: a mode that the cluster does not offer, several nodes without a cluster, or too many workers.
     """
     if file.cluster is None:
         return local_plan(file.name, file.run, local_cores)
@@ -70,6 +76,7 @@ def local_plan(name: str, run: RunConfig, cores: int) -> Plan:
         )
     # two cores for a worker without a GPU: one computes, one loads data
     workers = run.workers_per_node or max(1, cores // 2)
+    _check_workers(max(workers, run.workers_per_gpu or 1), cores, run, "this machine")
     cores_per_worker = max(1, cores // workers)
     return Plan(
         name=name,
@@ -96,6 +103,7 @@ def cluster_plan(name: str, run: RunConfig, cluster: ClusterConfig) -> Plan:
     fixed = run.workers_per_node or (None if run.workers_per_gpu else cluster.workers_per_node)
     per_gpu = run.workers_per_gpu or 1
     workers = fixed or max(1, per_gpu * cluster.gpus_per_node * (LOGICAL_GPUS[mode] if mode else 1))
+    _check_workers(workers, cluster.cores_per_node, run, f"a node of cluster {cluster.name}")
     cores = max(1, cluster.cores_per_node // workers)
     memory = cluster.mem_gb_per_node
     return Plan(
@@ -116,6 +124,17 @@ def cluster_plan(name: str, run: RunConfig, cluster: ClusterConfig) -> Plan:
         environment=dict(cluster.environment),
         cluster=cluster,
     )
+
+
+def _check_workers(workers: int, cores: int, run: RunConfig, where: str) -> None:
+    most = max(ALWAYS_ALLOWED, MOST_PER_CORE * cores)
+    if workers > most:
+        option = "--workers" if run.workers_per_node else "--workers-per-gpu" if run.workers_per_gpu else "the profile"
+        raise UserError(
+            f"{option}: found {workers} workers for {where}; allowed: at most {most}, {MOST_PER_CORE} for each of its "
+            f"{counted(cores, 'core')} and never fewer than {ALWAYS_ALLOWED}, since each is a process with all its "
+            "libraries; start fewer"
+        )
 
 
 def requested_mode(run: RunConfig, cluster: ClusterConfig) -> PartitionMode | None:

@@ -23,7 +23,7 @@ from hpcjobs.launch import Launched, recorded
 from hpcjobs.owners import process_start
 from hpcjobs.paths import StudyPaths
 from hpcjobs.placement_map import draw, read_map
-from hpcjobs.progress import LIVE, Snapshot, StudyWatch
+from hpcjobs.progress import LIVE, NodeLine, Snapshot, StudyWatch
 from hpcjobs.status_look import look_again
 from hpcjobs.status_view import CELLS, GONE, one_line, render
 from hpcjobs.study import open_study
@@ -117,11 +117,29 @@ def watch(paths: StudyPaths) -> bool:
         why = why_stopped(open_study(paths))
         console.print(
             f"{f'The study has stopped itself: {why}. ' if why else ''}"
-            f"No node runs any more; {counted(last.counts.left, 'trial')} left. Logs: {paths.logs}\n"
+            f"No node runs any more; {counted(last.counts.left, 'trial')} left. {_where_to_read(paths, last)}\n"
             f"To go on: python -m hpcjobs.submit --resume {shlex.quote(str(paths.folder))}",
             style="yellow",
         )
     return True
+
+
+def _where_to_read(paths: StudyPaths, now: Snapshot) -> str:
+    """Which files tell why nodes have ended: the logs, and the output of a job that ended before its node began."""
+    said = [f"Logs: {paths.logs}"] if paths.logs.is_dir() else []
+    begun = [f"_{line.report.element}" for line in now.nodes]
+    outputs = [
+        # <element>_<task>_log.out; of this machine the element is <host>_<process>
+        path
+        for path in sorted(paths.submitit.glob("*_log.*"), key=lambda path: path.stat().st_mtime)
+        if not any(element.endswith(f"_{path.name.rsplit('_', 2)[0]}") for element in begun)
+    ]
+    told = [path for path in outputs if path.stat().st_size] or outputs
+    if told:
+        lines = told[-1].read_text(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
+        said.append(f"A job ended before its node began; its output, {told[-1]}, ends with: {last[:400]}")
+    return "\n".join(said) or "No job has written anything"
 
 
 def _follow(paths: StudyPaths, watched: StudyWatch, now: Snapshot, console: Console) -> Snapshot:
@@ -157,6 +175,14 @@ def _look_when_it_changes(watched: StudyWatch, longest_s: float) -> Snapshot:
     return now
 
 
+def _at_rest(line: NodeLine) -> NodeLine:
+    """A node that has ended without the work that its file says of workers, as of the agent's last look at them."""
+    if line.state != "ended":
+        return line
+    workers = [w if w.state == "left out" else replace(w, state="ended") for w in line.report.workers]
+    return replace(line, report=replace(line.report, workers=workers))
+
+
 class Jobs:
     """Whether any job of a study may still bring a node: started, starting or in the queue; and why those wait."""
 
@@ -185,7 +211,7 @@ class Jobs:
         """
         queue = self.waiting(now)
         queued = set(self._queued()) if queue else set()
-        nodes = [line for line in now.nodes if line.state in LIVE or line.report.element not in queued]
+        nodes = [_at_rest(line) for line in now.nodes if line.state in LIVE or line.report.element not in queued]
         return replace(now, nodes=nodes), queue
 
     def _queued(self) -> dict[str, slurm_control.JobState]:

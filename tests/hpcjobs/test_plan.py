@@ -113,3 +113,25 @@ def test_this_machine_is_one_node_in_the_mode_that_it_has() -> None:
 def test_several_workers_on_each_logical_gpu_are_planned_for_those_that_are_there() -> None:
     made = plan({"mode": SWITCHABLE, "workers_per_node": 4}, mode="cpx", workers_per_gpu=2)
     assert (made.workers_per_node, made.workers_by_devices, made.workers_per_gpu) == (128, True, 2)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "cores", "run", "found", "most"),
+    [
+        (None, 2, {"workers_per_node": 999_999}, "--workers: found 999999 workers for this machine", 64),
+        (None, 32, {"workers_per_gpu": 513}, "--workers-per-gpu: found 513 workers for this machine", 512),
+        ({}, 1, {"workers_per_node": 1537}, "--workers: found 1537 workers for a node of cluster site", 1536),
+        ({"workers_per_node": 1537}, 1, {}, "the profile: found 1537 workers for a node of cluster site", 1536),
+        ({"cores_per_node": 1}, 1, {"workers_per_gpu": 9}, "--workers-per-gpu: found 72 workers", 64),
+    ],
+)
+def test_more_workers_than_a_node_can_hold_are_refused(
+    cluster: dict[str, Any] | None, cores: int, run: dict[str, int], found: str, most: int
+) -> None:
+    with pytest.raises(UserError, match=f"^{found}.*; allowed: at most {most}, 16 for each of its .*; start fewer"):
+        plan(cluster, cores, **run)
+
+
+def test_eight_workers_on_each_of_the_most_logical_gpus_are_allowed() -> None:
+    assert plan({"mode": SWITCHABLE, "cores_per_node": 32}, mode="cpx", workers_per_gpu=8).workers == 512
+    assert plan(None, cores=1, workers_per_node=64).workers == 64

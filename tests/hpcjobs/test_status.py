@@ -30,7 +30,7 @@ from hpcjobs.paths import StudyPaths
 from hpcjobs.progress import Snapshot, StudyWatch
 from hpcjobs.recovery import recover
 from hpcjobs.slurm_control import JobState
-from hpcjobs.status import ASK_SLURM_S, Jobs, main
+from hpcjobs.status import ASK_SLURM_S, Jobs, main, watch
 from hpcjobs.status_look import LOOK_AGAIN_S
 from hpcjobs.status_view import one_line, render
 from hpcjobs.study import OpenStudy
@@ -325,6 +325,39 @@ def test_slurm_is_asked_rarely_and_only_while_nodes_are_to_come(studies: Any, mo
     assert look() == (False, {}, 5)
     clock += ASK_SLURM_S + 1.0
     assert look() == (False, {}, 5)
+
+
+def test_who_waited_in_vain_is_told_of_files_that_exist_and_the_last_line_of_a_job_without_a_node(
+    studies: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    study = studies.create("quadratic")
+    Slurm(study.paths, monkeypatch).answer = {}
+    assert watch(study.paths)
+    assert "6 trials left. No job has written anything" in capsys.readouterr().out
+    study.paths.submitit.mkdir()
+    output = study.paths.submitit / "17_0_0_log.out"
+    output.write_text("modules\nhpcjobs: setup failed\n\n")
+    (study.paths.submitit / "17_0_0_log.err").touch()
+    assert watch(study.paths)
+    said = capsys.readouterr().out
+    assert f"its output, {output}, ends with: hpcjobs: setup failed" in said
+    assert "Logs:" not in said
+    NodeReport("17_0", "a", "elsewhere", "n1", 1, "x", state="ended").write(study.paths)
+    study.paths.logs.mkdir()
+    assert watch(study.paths)
+    said = capsys.readouterr().out
+    assert f"6 trials left. Logs: {study.paths.logs}\n" in said
+    assert "before its node began" not in said
+
+
+def test_workers_of_a_node_that_has_ended_are_shown_as_ended(studies: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    study = studies.create("quadratic")
+    workers = [WorkerStatus(n, "t", 1, "x", state=state) for n, state in enumerate(("starting", "left out"))]
+    NodeReport("17_0", "a", "elsewhere", "n1", 1, "x", state="ended", workers=workers).write(study.paths)
+    assert main([str(study.paths.folder), "--json"]) == 0
+    (line,) = json.loads(capsys.readouterr().out)["nodes"]
+    assert [worker["state"] for worker in line["report"]["workers"]] == ["ended", "left out"]
 
 
 def test_a_node_of_this_host_whose_process_has_ended_is_gone(studies: Any) -> None:
