@@ -80,9 +80,7 @@ def everything_in(folder: Path) -> set[Path]:
 def test_help_needs_neither_torch_nor_optuna_nor_submitit() -> None:
     code = """
 import sys
-from hpcjobs.study import open_study
-from hpcjobs.submission import Submission
-from hpcjobs.submit import main, make
+from hpcjobs.submit import main
 try:
     main(["--help"])
 except SystemExit:
