@@ -91,7 +91,8 @@ def _live(watch: StudyWatch, other_jobs: list[str], paths: StudyPaths) -> tuple[
         report = line.report
         if line.state not in LIVE or report.element.partition("_")[0] in other_jobs:
             continue
-        is_stranger = process_alive(report.pid, report.start) and not is_agent_of(paths, report.pid)
+        # in this order: of one that ends meanwhile no command line is left
+        is_stranger = not is_agent_of(paths, report.pid) and process_alive(report.pid, report.start)
         (strangers if is_stranger else own).append(report)
     return own, strangers
 
