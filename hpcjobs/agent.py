@@ -40,6 +40,8 @@ ASK_END_S = 60.0
 CONFIRM_END_S = 5.0
 # workers that stop get this long, then they are killed; Slurm's KillWait is 30 s
 GRACE_S = 20.0
+# a worker that ended as only those do that were told to stop begins again after so long
+DEATH_PAUSE_S = 1.0
 # workers that have not stopped so long before the job's end are killed
 KILL_BEFORE_END_S = 2.0
 # an editor may write study.yaml anew, and it is not there for a moment
@@ -241,7 +243,7 @@ class NodeAgent:
 
     def _reap(self) -> None:
         endings, self._unrecovered = self._unrecovered, []
-        endings += [ending for step in self._steps if (ending := step.reap()) is not None]
+        endings += [ending for step in self._steps if (ending := self._ending_of(step)) is not None]
         if endings:
             self._check_study()
         for ending in endings:
@@ -251,6 +253,18 @@ class NodeAgent:
         # Slurm signals all steps and not this process when the job is to end; each takes its own time to stop
         if any(step.state == "handed back" for step in self._steps) and trials_left(self._study):
             self._stop("the workers were told to stop")
+
+    def _ending_of(self, step: Step) -> Ending | None:
+        """How a worker has ended, if it has. An objective may end its process with any code: that of a worker that was
+        told to stop counts as such only if the worker said so itself, and as a death else."""
+        ending = step.reap()
+        if ending is None or ending.code != EXIT_HANDED_BACK or self._stopped_at is not None:
+            return ending
+        status = step.status
+        if status is None or (status.exit_code is None and status.state != "stopping"):
+            log.warning("worker %d ended with code %d, and not since it was told to", ending.worker, ending.code)
+            step.restart(DEATH_PAUSE_S)
+        return ending
 
     def _recover(self, ending: Ending) -> None:
         names = {EXIT_HANDED_BACK: "stopped", EXIT_DEVICE_FAULT: "device fault", EXIT_UNUSABLE: "cannot run trials"}

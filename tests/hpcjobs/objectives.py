@@ -196,9 +196,9 @@ def dying_once(params: dict[str, Any], context: Any) -> float:
 
 
 def first_always_dying(params: dict[str, Any], context: Any) -> float:
-    """The first trial and all that continue it kill their worker."""
+    """The first trial and all that continue it end their worker, with ``code``."""
     if context.number not in (1, 2):
-        os._exit(9)
+        os._exit(int(params.get("code", 9)))
     return 1.0
 
 

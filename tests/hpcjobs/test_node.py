@@ -21,6 +21,7 @@ from hpcjobs.budget import claim, count
 from hpcjobs.cores import Cpu
 from hpcjobs.devices import places
 from hpcjobs.errors import UserError
+from hpcjobs.failures import EXIT_HANDED_BACK
 from hpcjobs.heartbeat import NodeReport, WorkerStatus, read_nodes
 from hpcjobs.job import Job
 from hpcjobs.launch import request_cancel
@@ -79,11 +80,14 @@ def test_the_trial_of_a_killed_worker_goes_on_from_its_checkpoint(studies: Any) 
     assert f"trial {successor.system_attrs['failed_trial']} of dead worker 0 goes on as trial 3" in log
 
 
-def test_an_objective_that_always_kills_its_worker_does_not_hang_the_study(studies: Any) -> None:
-    study = studies.create("first_always_dying", trials=3, workers=1)
+@pytest.mark.parametrize("code", [9, EXIT_HANDED_BACK])
+def test_an_objective_that_always_kills_its_worker_neither_hangs_nor_ends_the_study(code: int, studies: Any) -> None:
+    study = studies.create("first_always_dying", trials=3, workers=1, fixed={"code": code})
     studies.launch(study)
     counts = studies.finish(study)
     assert (counts.budget, counts.failed, counts.completed) == (3, 1, 2)
+    failure = study.trials()[0].user_attrs["hpcjobs:failure"]
+    assert failure["message"].startswith(f"the worker ended with exit code {code}; its log: ")
 
 
 def test_a_device_that_fails_twice_is_left_out(studies: Any) -> None:
