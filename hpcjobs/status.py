@@ -120,6 +120,8 @@ def watch(paths: StudyPaths) -> bool:
             f"No node runs any more; {counted(last.counts.left, 'trial')} left. {_where_to_read(paths, last)}\n"
             f"To go on: python -m hpcjobs.submit --resume {shlex.quote(str(paths.folder))}",
             style="yellow",
+            markup=False,
+            soft_wrap=True,
         )
     return True
 
@@ -146,7 +148,7 @@ def _follow(paths: StudyPaths, watched: StudyWatch, now: Snapshot, console: Cons
     jobs = Jobs(paths)
     if not console.is_terminal:
         while not now.finished and jobs.any_left(now):
-            console.print(one_line(*jobs.picture(now)), soft_wrap=True)
+            console.print(one_line(*jobs.picture(now)), markup=False, soft_wrap=True)
             now = _look_when_it_changes(watched, PLAIN_REFRESH_S)
         return _last_picture(watched, jobs, now, console)
     with Live(render(*jobs.picture(now), full_screen=True), console=console, auto_refresh=False, screen=True) as live:

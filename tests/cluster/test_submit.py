@@ -68,3 +68,13 @@ def test_a_study_that_is_held_in_the_queue_says_so(cluster: Cluster, project: Pa
     submit(cluster, project, "--nodes", "2", "--workers", "1", "--trials", "2", "--set", "sbatch.hold=true")
     out = cluster.run(sys.executable, "-m", "hpcjobs.status", "my study", "--once", cwd=project).stdout
     assert "2 nodes in Slurm's queue: JobHeldUser" in out
+
+
+def test_who_waits_for_a_job_whose_setup_fails_is_shown_its_output(cluster: Cluster, project: Path) -> None:
+    command = ["-m", "hpcjobs.submit", "--study", "search.yaml", "--cluster", "emulated", "--folder", "my study"]
+    setup = ["--set", "mode={by: none}", "--set", "setup=[echo no such module, exit 3]"]
+    more = ["--workers", "1", "--trials", "2", "--epochs", "1", "--wait"]
+    done = cluster.run(sys.executable, *command, *setup, *more, cwd=project, check=False)
+    assert done.returncode == 1
+    (output,) = (project / "my study" / "submitit").glob("*_log.out")
+    assert f"its output, {output}, ends with: no such module" in done.stdout

@@ -330,18 +330,17 @@ def test_slurm_is_asked_rarely_and_only_while_nodes_are_to_come(studies: Any, mo
 def test_who_waited_in_vain_is_told_of_files_that_exist_and_the_last_line_of_a_job_without_a_node(
     studies: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "1000")
     study = studies.create("quadratic")
     Slurm(study.paths, monkeypatch).answer = {}
     assert watch(study.paths)
     assert "6 trials left. No job has written anything" in capsys.readouterr().out
     study.paths.submitit.mkdir()
     output = study.paths.submitit / "17_0_0_log.out"
-    output.write_text("modules\nhpcjobs: setup failed\n\n")
+    output.write_text("modules\nhpcjobs: [b] setup failed\n\n")
     (study.paths.submitit / "17_0_0_log.err").touch()
     assert watch(study.paths)
     said = capsys.readouterr().out
-    assert f"its output, {output}, ends with: hpcjobs: setup failed" in said
+    assert f"its output, {output}, ends with: hpcjobs: [b] setup failed" in said
     assert "Logs:" not in said
     NodeReport("17_0", "a", "elsewhere", "n1", 1, "x", state="ended").write(study.paths)
     study.paths.logs.mkdir()
