@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -45,3 +46,12 @@ def test_a_package_imports_only_what_lies_below_it(package: str) -> None:
 def test_a_login_node_without_torch_can_run_the_launcher(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0
+
+
+def test_the_checkout_in_the_current_folder_hides_nothing(tmp_path: Path) -> None:
+    """A clone named as the package, in the home folder say, is a folder of that name without ``__init__.py``."""
+    (tmp_path / "hpcjobs").symlink_to(ROOT)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-c", "import hpcjobs.slurm; print(hpcjobs.slurm.__file__)"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == str(ROOT / "hpcjobs" / "slurm.py"), done.stderr

@@ -42,8 +42,8 @@ class FakeContext:
     def hand_back(self) -> None:
         raise Interrupted
 
-    def report(self, step: int, value: float, **figures: float) -> None:
-        self.reports[step] = value, figures
+    def report(self, epoch: int, value: float, **figures: float) -> None:
+        self.reports[epoch] = value, figures
 
 
 def images(count: int, shade: int) -> tuple[np.ndarray, list[np.ndarray]]:

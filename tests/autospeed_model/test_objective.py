@@ -47,10 +47,10 @@ class Context:
     def hand_back(self) -> None:
         raise HandedBack
 
-    def report(self, step: int, value: float, **figures: float) -> None:
+    def report(self, epoch: int, value: float, **figures: float) -> None:
         assert self.checkpoint.exists()
-        self.reports.append((step, value, figures))
-        if step == self.prune_at:
+        self.reports.append((epoch, value, figures))
+        if epoch == self.prune_at:
             raise Pruned
 
 
