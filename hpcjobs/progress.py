@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -20,6 +20,8 @@ from hpcjobs.study import OpenStudy
 RECENT = 50
 # states of a node that works
 LIVE = ("starting", "running", "stopping")
+# and of one that works no more
+GONE = ("ended", "gone")
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,14 @@ def node_state(report: NodeReport, silent_s: float | None) -> str:
     return report.state
 
 
+def _at_rest(line: NodeLine) -> NodeLine:
+    """A node that has ended without the work that its file says of workers, as of the agent's last look at them."""
+    if line.state not in GONE:
+        return line
+    workers = [w if w.state == "left out" else replace(w, state="ended") for w in line.report.workers]
+    return replace(line, report=replace(line.report, workers=workers))
+
+
 class StudyWatch:
     """Looks at a study as often as one likes: a trial that has ended is looked at once, a node's file each time."""
 
@@ -158,7 +168,7 @@ class StudyWatch:
         lines = []
         for element, report in sorted(self._beats.reports.items()):
             silent_s = self._beats.silent_s(element)
-            lines.append(NodeLine(report, node_state(report, silent_s), silent_s))
+            lines.append(_at_rest(NodeLine(report, node_state(report, silent_s), silent_s)))
         return lines
 
     def _trials(self) -> tuple[list[FrozenTrial], list[FrozenTrial]]:

@@ -23,9 +23,9 @@ from hpcjobs.launch import Launched, recorded
 from hpcjobs.owners import process_start
 from hpcjobs.paths import StudyPaths
 from hpcjobs.placement_map import draw, read_map
-from hpcjobs.progress import LIVE, NodeLine, Snapshot, StudyWatch
+from hpcjobs.progress import GONE, LIVE, Snapshot, StudyWatch
 from hpcjobs.status_look import look_again
-from hpcjobs.status_view import CELLS, GONE, one_line, render
+from hpcjobs.status_view import CELLS, one_line, render
 from hpcjobs.study import open_study
 from hpcjobs.text import counted
 
@@ -111,7 +111,14 @@ def watch(paths: StudyPaths) -> bool:
     try:
         last = _follow(paths, *_open(paths), console)
     except KeyboardInterrupt:
-        console.print("no longer watching")
+        cancel = f"python -m hpcjobs.cancel {shlex.quote(str(paths.folder))}"
+        known = recorded(paths)
+        go_on = known and all(job.slurm for job in known)  # those of this machine end with its terminal
+        console.print(
+            f"no longer watching{f'; the jobs go on, to end them: {cancel}' if go_on else ''}",
+            markup=False,
+            soft_wrap=True,
+        )
         return False
     if not last.finished:
         why = why_stopped(open_study(paths))
@@ -177,12 +184,9 @@ def _look_when_it_changes(watched: StudyWatch, longest_s: float) -> Snapshot:
     return now
 
 
-def _at_rest(line: NodeLine) -> NodeLine:
-    """A node that has ended without the work that its file says of workers, as of the agent's last look at them."""
-    if line.state != "ended":
-        return line
-    workers = [w if w.state == "left out" else replace(w, state="ended") for w in line.report.workers]
-    return replace(line, report=replace(line.report, workers=workers))
+def _agents(now: Snapshot) -> dict[str, str]:
+    """Of each element the agent that its file is of: one that is queued again gets another."""
+    return {line.report.element: line.report.agent for line in now.nodes}
 
 
 class Jobs:
@@ -194,16 +198,17 @@ class Jobs:
         self._aside = False  # asked while nodes worked
         self._over: set[str] = set()  # jobs of which no element runs or waits: not asked about again
         self._states: dict[str, slurm_control.JobState] | None = None  # by element; None: Slurm does not answer
+        self._agents: dict[str, str] = {}  # of each element when Slurm was asked
 
     def any_left(self, now: Snapshot) -> bool:
         if now.live_nodes:
             return True
         known = recorded(self._paths)
-        ended = {line.report.element for line in now.nodes if line.state in ("ended", "gone")}
+        ended = {line.report.element for line in now.nodes if line.state in GONE}
         for job in known:
             if not job.slurm and f"{job.host}_{job.job_ids[0]}" not in ended and process_start(int(job.job_ids[0])):
                 return True
-        states = self._ask(known, aside=False)
+        states = self._ask(known, now, aside=False)
         return states is None or any(state.state in _TO_COME for state in states.values())
 
     def picture(self, now: Snapshot) -> tuple[Snapshot, dict[str, int]]:
@@ -212,12 +217,18 @@ class Jobs:
         Such an element begins anew, maybe elsewhere: what its file says is over.
         """
         queue = self.waiting(now)
-        queued = set(self._queued()) if queue else set()
-        nodes = [_at_rest(line) for line in now.nodes if line.state in LIVE or line.report.element not in queued]
+        queued = set(self._queued(now)) if queue else set()
+        nodes = [line for line in now.nodes if line.state in LIVE or line.report.element not in queued]
         return replace(now, nodes=nodes), queue
 
-    def _queued(self) -> dict[str, slurm_control.JobState]:
-        return {name: state for name, state in (self._states or {}).items() if state.state in slurm_control.WAITING}
+    def _queued(self, now: Snapshot) -> dict[str, slurm_control.JobState]:
+        """Elements that wait; one whose agent has begun since Slurm was asked, which is seldom, does not any more."""
+        begun = {element for element, agent in _agents(now).items() if self._agents.get(element) != agent}
+        return {
+            element: state
+            for element, state in (self._states or {}).items()
+            if state.state in slurm_control.WAITING and element not in begun
+        }
 
     def waiting(self, now: Snapshot) -> dict[str, int]:
         """How many elements wait in the queue, by Slurm's reason; nothing if all of them work or Slurm is silent."""
@@ -227,8 +238,8 @@ class Jobs:
         if self._is_due(aside):
             known = recorded(self._paths)
             all_work = aside and sum(job.elements for job in known if job.slurm) <= now.live_nodes
-            self._ask([] if all_work else known, aside)
-        told = (state.state if state.reason in ("", "None") else state.reason for state in self._queued().values())
+            self._ask([] if all_work else known, now, aside)
+        told = (state.state if state.reason in ("", "None") else state.reason for state in self._queued(now).values())
         return dict(Counter(told).most_common())
 
     def _is_due(self, aside: bool) -> bool:
@@ -237,7 +248,7 @@ class Jobs:
             return True
         return time.monotonic() - self._asked > ASK_SLURM_S
 
-    def _ask(self, known: list[Launched], aside: bool) -> dict[str, slurm_control.JobState] | None:
+    def _ask(self, known: list[Launched], now: Snapshot, aside: bool) -> dict[str, slurm_control.JobState] | None:
         """The states of all elements, as of the last time that Slurm was asked."""
         if self._is_due(aside):
             job_ids = {job_id for job in known if job.slurm for job_id in job.job_ids} - self._over
@@ -249,7 +260,7 @@ class Jobs:
                 left = {element.partition("_")[0] for element, state in answer.items() if state.state in _TO_COME}
                 self._over |= job_ids - left
                 self._states = answer
-            self._asked, self._aside = time.monotonic(), aside
+            self._asked, self._aside, self._agents = time.monotonic(), aside, _agents(now)
         return self._states
 
 

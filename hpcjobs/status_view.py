@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hpcjobs.heartbeat import NodeReport, WorkerStatus
-from hpcjobs.progress import NodeLine, Snapshot
+from hpcjobs.progress import GONE, NodeLine, Snapshot
 from hpcjobs.text import counted, duration, number_text
 
 NODES_SHOWN = 40
@@ -24,7 +24,6 @@ CELLS_IN_LINE = 16
 WIDE = 140
 # what a narrow terminal leaves out, the least needed first
 DISPENSABLE = ("mode", "element", "CPU")
-GONE = ("ended", "gone")
 _NUMBERS = ("trials", "images/s", "CPU", "job ends in")
 
 # one character and one colour for what a worker does

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -307,7 +308,7 @@ def test_slurm_is_asked_rarely_and_only_while_nodes_are_to_come(studies: Any, mo
     NodeReport("17_0", "a", "elsewhere", "n1", 1, "x", state="running").write(study.paths)
     now = StudyWatch(study).look()
     slurm.answer = {"17_0": JobState("RUNNING", 60.0, "None"), "17_1": JobState("PENDING", 60.0, "Priority")}
-    assert look() == (True, {"PENDING": 1}, 3)
+    assert look() == (True, {}, 3), "its agent has begun since Slurm was asked"
     clock += ASK_SLURM_S + 1.0
     assert look() == (True, {"Priority": 1}, 4)
     assert look() == (True, {"Priority": 1}, 4)
@@ -350,13 +351,48 @@ def test_who_waited_in_vain_is_told_of_files_that_exist_and_the_last_line_of_a_j
     assert "before its node began" not in said
 
 
-def test_workers_of_a_node_that_has_ended_are_shown_as_ended(studies: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_element_that_began_since_slurm_was_asked_waits_no_more_though_it_has_ended(
+    studies: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     study = studies.create("quadratic")
-    workers = [WorkerStatus(n, "t", 1, "x", state=state) for n, state in enumerate(("starting", "left out"))]
-    NodeReport("17_0", "a", "elsewhere", "n1", 1, "x", state="ended", workers=workers).write(study.paths)
+    Slurm(study.paths, monkeypatch).answer = {f"17_{number}": JobState("PENDING", 60.0) for number in range(3)}
+    report = NodeReport("17_0", "a", "elsewhere", "n1", 1, "x", state="ended")
+    report.write(study.paths)
+    jobs, watched = Jobs(study.paths), StudyWatch(study)
+    assert jobs.picture(before := watched.look()) == (replace(before, nodes=[]), {"PENDING": 3})
+    replace(report, agent="another").write(study.paths)
+    now, queue = jobs.picture(watched.look())
+    assert ([line.report.agent for line in now.nodes], queue) == (["another"], {"PENDING": 2})
+
+
+@pytest.mark.parametrize(("slurm", "said"), [(True, "; the jobs go on, to end them: {cancel}\n"), (False, "\n")])
+def test_who_stops_watching_is_told_that_jobs_go_on(
+    slurm: bool, said: str, studies: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    study = studies.create("quadratic")
+    if slurm:
+        Slurm(study.paths, monkeypatch)
+    monkeypatch.setattr("hpcjobs.status._follow", interrupted)
+    assert not watch(study.paths)
+    cancel = f"python -m hpcjobs.cancel {shlex.quote(str(study.paths.folder))}"
+    assert capsys.readouterr().out == "no longer watching" + said.format(cancel=cancel)
+
+
+@pytest.mark.parametrize(("state", "host"), [("ended", "elsewhere"), ("running", socket.gethostname())])
+def test_workers_of_a_node_that_has_ended_are_shown_as_ended(
+    state: str, host: str, studies: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = studies.create("quadratic")
+    workers = [WorkerStatus(n, "t", 1, "x", state=was) for n, was in enumerate(("starting", "left out"))]
+    NodeReport("17_0", "a", host, "n1", 1, "before the flood", state=state, workers=workers).write(study.paths)
     assert main([str(study.paths.folder), "--json"]) == 0
     (line,) = json.loads(capsys.readouterr().out)["nodes"]
     assert [worker["state"] for worker in line["report"]["workers"]] == ["ended", "left out"]
+    assert main([str(study.paths.folder), "--placement"]) == 0
+    assert "x left out  - ended" in capsys.readouterr().out
 
 
 def test_a_node_of_this_host_whose_process_has_ended_is_gone(studies: Any) -> None:
