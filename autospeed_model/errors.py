@@ -7,6 +7,8 @@ import os
 import select
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
 
 EXIT_USER_ERROR = 2
 # what a shell reports for a process that SIGPIPE has ended
@@ -42,6 +44,27 @@ def run_entry(main: Callable[[], int | None]) -> int:
             raise
         code = 0  # --help
     return _written_out(code)
+
+
+def tell_missing_module(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """For ``sys.excepthook``: one line instead of a traceback where a file of ours imports what is not installed.
+
+    Such an import stands above an entry's ``main``, out of reach of :func:`run_entry`. All else is shown as ever, so is
+    a module of our own that is missing, and one that an installed package lacks.
+    """
+    last = trace
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    is_here = last is not None and Path(last.tb_frame.f_code.co_filename).parent == Path(__file__).parent
+    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if not is_here or name in ("", "hpcjobs", "autospeed_model", "hip_kernels"):
+        sys.__excepthook__(kind, error, trace)
+        return
+    print(
+        f"error: No module named {name!r} for {sys.executable}; activate the environment that has it (in a checkout: "
+        "source .venv/bin/activate), or install what is missing there (docs/my-cluster.md)",
+        file=sys.stderr,
+    )
 
 
 def _told(main: Callable[[], int | None]) -> int:
