@@ -32,6 +32,15 @@ PROGRAMS = {
     "mariadbd": "mariadb-server", "gcc": "gcc",
 }  # fmt: skip
 
+# docs/my-cluster.md with AutoSpeed: its trials need the two --set where GPUs are not real
+EXAMPLE = """\
+  python -m autospeed_model.render runs/emulated/openlane --segments 5 --validation-segments 2 --frames 6
+  python -m autospeed_model.prepare runs/emulated/openlane runs/emulated/packed --height 64 --width 128
+  python -m hpcjobs.doctor --profile runs/emulated/site.yaml
+  python -m hpcjobs.submit --cluster runs/emulated/site.yaml --set gpu_vendor=none --set 'mode={by: none}' \\
+      --study configs/studies/demo.yaml --data runs/emulated/packed --nodes 2 --workers 2 --trials 4 --epochs 1 \\
+      --folder runs/emulated/study --wait"""
+
 
 def why_not_here() -> str | None:
     """What keeps the cluster from running on this machine and how to get it, or None."""
@@ -287,6 +296,10 @@ def main() -> int:
             print(f"  source {shlex.quote(str(Path(sys.prefix) / 'bin/activate'))}")
             print(f"  export SLURM_CONF={cluster.env['SLURM_CONF']} ROCM_PATH={cluster.env['ROCM_PATH']}")
             print("  sinfo; srun --constraint=cpx --exclusive --gres=gpu:8 python -m hpcjobs.partition show\n")
+            print(
+                "The GPUs are not real and cannot compute: trainings need gpu_vendor=none, and mode={by: none} with it."
+            )
+            print(f"A study of AutoSpeed on the CPUs, about a minute:\n\n{EXAMPLE}\n")
             print(f"Logs: {cluster.at.logs}\nCtrl-C ends it.", flush=True)
             signal.pause()
     except KeyboardInterrupt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import signal
 import subprocess
@@ -9,10 +10,12 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import submitit
 
 from tests.cluster.daemons import end_abandoned, wait_until
-from tests.cluster.emulator import Cluster
+from tests.cluster.emulator import EXAMPLE, Cluster
+from tests.test_docs import run
 
 ROOT = Path(__file__).parents[2]
 
@@ -131,3 +134,11 @@ def test_the_next_cluster_ends_one_whose_owner_was_killed(tmp_path: Path, cluste
         "the end of the abandoned cluster",
     )
     assert cluster.state_of("gpu1") == "idle"
+
+
+def test_the_study_that_it_prints_trains_on_the_cpus(cluster: Cluster, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    run(f"set -e\n{EXAMPLE}", tmp_path, **{name: cluster.env[name] for name in ("SLURM_CONF", "ROCM_PATH")})
+    table = tmp_path / "runs" / "emulated" / "study" / "results" / "trials.csv"
+    assert [trial["state"] for trial in csv.DictReader(table.open(encoding="utf-8"))] == ["complete"] * 4
