@@ -85,11 +85,17 @@ def choose_lock(mount: Mount, flock_works: bool) -> tuple[LockKind, str]:
         if {"nolock", "local_lock=all", "local_lock=flock"} & set(mount.options):
             return "soft", "NFS is mounted with locks that only this node sees"
         return "kernel", "NFS turns flock into a lock of the server"
-    if mount.type in _NODE_LOCAL:
-        return "kernel", f"{mount.type} is a filesystem of this node alone"
+    if is_node_local(mount):
+        return "kernel", f"{mount.type} is a filesystem of this node alone: do other nodes see this folder?"
     if mount.type in _KERNEL_LOCKS_EVERYWHERE:
         return "kernel", f"{mount.type} has kernel locks between nodes"
     return "soft", f"nothing is known of locks between nodes on {mount.type}"
+
+
+def is_node_local(mount: Mount) -> bool:
+    """Whether filesystems of this type are those of one node. Others may still reach it by a way that no mount tells:
+    they share the machine, or it is exported to them."""
+    return mount.type in _NODE_LOCAL
 
 
 def shares_unsynced_writes(mount: Mount) -> bool:

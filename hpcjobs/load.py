@@ -171,6 +171,8 @@ def find_cluster(name: str) -> Path:
             return folder / f"{name}.yaml"
     known = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
     hint = nearest(name, known)
+    if (here := next((file for file in (f"{name}.yaml", f"{name}.yml") if Path(file).is_file()), None)) is not None:
+        hint = f"did you mean {here}?"
     raise UserError(
         f"--cluster: found {name!r}; allowed: a path to a YAML file, or one of {', '.join(known) or 'none found'}"
         f"{'; ' + hint if hint else ''}"
@@ -186,12 +188,14 @@ def read_study_file(paths: StudyPaths) -> StudyFile:
     """The frozen configuration of a study folder.
 
     Raises:
-        UserError: the folder holds no study, or its file was damaged.
+        UserError: the folder is not there or holds no study, or its file was damaged.
     """
+    allowed = "a study folder, as python -m hpcjobs.submit makes it"
+    if not paths.folder.is_dir():
+        found = "a file" if paths.folder.exists() else "no such folder"
+        raise UserError(f"{paths.folder}: found {found}; allowed: {allowed}; check the path")
     if not paths.config.is_file():
-        raise UserError(
-            f"{paths.folder}: found no study.yaml; allowed: a study folder, as python -m hpcjobs.submit makes it"
-        )
+        raise UserError(f"{paths.folder}: found no study.yaml; allowed: {allowed}")
     return validate(StudyFile, read_yaml(paths.config))
 
 

@@ -35,7 +35,8 @@ AUTO = "auto"
 class Submission:
     """What submit is about to do. ``more_trials`` are added to a study that exists.
 
-    The first trials of a new study take the best parameters of the one in ``warm_start``.
+    ``changed`` is its study.yaml with what the command line sets; None where it stays as it is. The first trials of a
+    new study take the best parameters of the one in ``warm_start``.
     """
 
     paths: StudyPaths
@@ -43,6 +44,7 @@ class Submission:
     plan: Plan
     resumed: bool = False
     more_trials: int = 0
+    changed: StudyFile | None = None
     choice: Choice | None = None  # the answer to --mode auto
     warm_start: StudyPaths | None = None
     objective_sets: Mapping[str, str] = field(default_factory=dict)  # variables, as it declares them
@@ -184,6 +186,16 @@ def _chosen_run(run: RunConfig, study: StudyConfig, choice: Choice) -> RunConfig
     return run.model_copy(update=update)
 
 
+# what a study was submitted with, and how its next nodes get another one
+_OTHER_WAYS = {
+    "study": "what a study searches stays as it is: for a changed search give a new study --warm-start FOLDER",
+    "mode": "its next nodes get another one with --set mode.default=MODE",
+    "workers": "its next nodes start as many as --set workers_per_node=N says; for a study on this machine write "
+    "run.workers_per_node into its study.yaml",
+    "workers_per_gpu": "its next nodes start as many as run.workers_per_gpu in its study.yaml says",
+}
+
+
 def resumed_submission(options: argparse.Namespace) -> Submission:
     """More nodes or trials for a study that exists; what it searches stays as it is.
 
@@ -193,28 +205,46 @@ def resumed_submission(options: argparse.Namespace) -> Submission:
     fixed = ("study", "cluster", "data", "epochs", "mode", "workers", "workers_per_gpu", "throughput_table")
     for flag in (*fixed, "folder", "name", "warm_start"):
         if getattr(options, flag) is not None:
-            name = flag.replace("_", "-")
-            hint = "; what a study searches stays as it is: for a changed search give a new study --warm-start FOLDER"
+            hint = f"; {_OTHER_WAYS[flag]}" if flag in _OTHER_WAYS else ""
             raise UserError(
-                f"--{name}: found together with --resume; allowed: --nodes, --trials +N, --set; leave it out"
-                + (hint if flag == "study" else "")
+                f"--{flag.replace('_', '-')}: found together with --resume; allowed: --nodes, --trials +N, --set; "
+                f"leave it out{hint}"
             )
     if options.trials is not None and not options.trials.startswith("+"):
         raise UserError(
             f"--trials: found {options.trials!r} with --resume; allowed: +N, so many more; write +{options.trials}"
         )
     paths = StudyPaths(absolute(options.resume))
-    file = read_study_file(paths)
-    check_existing_folder(paths, file.cluster)
-    overrides: dict[KeyPath, Any] = {("cluster", *key): value for key, value in cluster_overrides(options).items()}
-    if overrides and file.cluster is None:
+    before = read_study_file(paths)
+    overrides = cluster_overrides(options)
+    if overrides and before.cluster is None:
         raise UserError("--set, --account and --timeout-min: found for a study on this machine; leave them out")
-    if options.nodes is not None:
-        overrides[("run", "nodes")] = options.nodes
-    file = validate(StudyFile, with_overrides(read_yaml(paths.config), overrides))
+    changed = validate(StudyFile, with_overrides(read_yaml(paths.config), _in_study_file(overrides)))
+    check_existing_folder(paths, changed.cluster)
+    # how many nodes is a matter of this submission alone
+    run = changed.run.model_copy(update={"nodes": options.nodes or changed.run.nodes})
+    file = changed.model_copy(update={"run": run})
     plan = make_plan(file, local_cores=available_cores())
     lacks = told_or_raised(options.dry_run, lambda: check_account(file.cluster, by_hand=options.prepare))
-    return Submission(paths, file, plan, resumed=True, more_trials=int(options.trials or 0), lacks=lacks)
+    return Submission(
+        paths,
+        file,
+        plan,
+        resumed=True,
+        more_trials=int(options.trials or 0),
+        changed=changed if changed != before else None,
+        lacks=lacks,
+    )
+
+
+def _in_study_file(overrides: Mapping[KeyPath, Any]) -> dict[KeyPath, Any]:
+    """Changes of a profile as changes of study.yaml. There they win over the options that the study began with."""
+    result: dict[KeyPath, Any] = {("cluster", *key): value for key, value in overrides.items()}
+    if ("workers_per_node",) in overrides:
+        result |= {("run", "workers_per_node"): None, ("run", "workers_per_gpu"): None}
+    if overrides.keys() & {("mode",), ("mode", "default")} or overrides.get(("mode", "by")) == "none":
+        result[("run", "mode")] = None
+    return result
 
 
 def cores_text(plan: Plan) -> str:

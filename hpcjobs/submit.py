@@ -16,7 +16,8 @@ from rich.text import Text
 
 from hpcjobs.config import CONTROL_CHARACTER, MODES, MOST_TRIALS, ClusterConfig
 from hpcjobs.errors import EXIT_INTERRUPTED, UserError, run_entry
-from hpcjobs.load import nearest
+from hpcjobs.filesystem import is_node_local, mount_of
+from hpcjobs.load import nearest, write_study_file
 from hpcjobs.paths import StudyPaths
 from hpcjobs.plan import Plan
 from hpcjobs.preflight import check_slurm, check_writers
@@ -50,7 +51,7 @@ examples:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = make_parser().parse_args(arguments)
+    options = parse(arguments)
     submission = new_submission(options) if options.resume is None else resumed_submission(options)
     # wide where nobody looks at a terminal, so that paths in a log are whole
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
@@ -68,6 +69,16 @@ def main(arguments: list[str] | None = None) -> int:
         return run_here(submission, detach=options.detach)
     start(submission)
     return follow(submission.paths) if options.wait and not options.detach else 0
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = make_parser()
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        lone_file = options.study is None and unknown[0].endswith((".yaml", ".yml"))
+        hint = f"; did you mean --study {shlex.quote(unknown[0])}?" if lone_file else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    return options
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -156,6 +167,15 @@ def show(submission: Submission, console: Console) -> None:
     console.print(table)
     if plan.cluster is None and shutil.which("sbatch"):
         console.print("note: Slurm is here, but without --cluster the study runs on this machine alone", style="yellow")
+    mount = mount_of(submission.paths.folder)
+    if plan.nodes > 1 and is_node_local(mount):
+        told = f"note: the folder is on {mount.type}, a filesystem of this node alone: do other nodes see it?"
+        console.print(told, style="yellow")
+    if submission.changed is not None:
+        told = (
+            "note: what is set here holds for every node that starts from now on, also of jobs that are queued already"
+        )
+        console.print(told, style="yellow")
     if submission.choice is not None:
         console.print(Text(f"mode auto: {submission.choice.reason}"))
         for note in submission.choice.notes:
@@ -202,7 +222,7 @@ def show_dry_run(submission: Submission, console: Console) -> None:
 
 
 def make(submission: Submission) -> None:
-    """Make the study with all its trials waiting, or give an existing one more."""
+    """Make the study with all its trials waiting, or give an existing one more and what is set for its next nodes."""
     import optuna
 
     from hpcjobs.study import best_starts, create_study, default_starts, extend, open_study
@@ -215,8 +235,12 @@ def make(submission: Submission) -> None:
         starts = default_starts(submission.file)
         starts += best_starts(submission.file, open_study(old)) if old is not None else []
         _make_whole(submission.paths, lambda paths: create_study(paths, submission.file, starts), cluster)
-    elif submission.more_trials:
-        extend(open_study(submission.paths), submission.more_trials)
+    elif submission.more_trials or submission.changed is not None:
+        study = open_study(submission.paths)  # first: of a study that is refused nothing is changed
+        if submission.changed is not None:
+            write_study_file(submission.paths, submission.changed)
+        if submission.more_trials:
+            extend(study, submission.more_trials)
 
 
 def _make_whole(paths: StudyPaths, create: Callable[[StudyPaths], object], cluster: ClusterConfig | None) -> None:

@@ -36,6 +36,11 @@ def test_lock_follows_from_the_mount(type_: str, options: tuple[str, ...], flock
     assert choose_lock(Mount(type_, options, "/"), flock_works)[0] == kind
 
 
+@pytest.mark.parametrize("type_", ["ext4", "xfs", "btrfs", "tmpfs", "overlay"])
+def test_of_a_filesystem_of_one_node_it_is_asked_whether_others_see_it(type_: str) -> None:
+    assert choose_lock(Mount(type_, ("rw",), "/"), True)[1].endswith("alone: do other nodes see this folder?")
+
+
 def test_mount_is_the_nearest_above(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inside = tmp_path / "a b"
     inside.mkdir()

@@ -225,8 +225,8 @@ def test_a_node_that_is_silently_in_another_mode_takes_no_trial(studies: Any, mo
 
 def test_nothing_is_left_behind_in_a_place_that_is_no_study(tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir()
-    for name in ("thesis", "typo"):
-        with pytest.raises(UserError, match=rf"{name}: found no study\.yaml; allowed: a study folder"):
+    for name, found in (("thesis", "no study.yaml"), ("typo", "no such folder")):
+        with pytest.raises(UserError, match=rf"{name}: found {found}; allowed: a study folder"):
             main([str(tmp_path / name)])
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["thesis"]
 

@@ -13,10 +13,13 @@ import pytest
 
 from hpcjobs.agent import new_report
 from hpcjobs.errors import run_entry
+from hpcjobs.filesystem import Mount
+from hpcjobs.heartbeat import read_nodes
 from hpcjobs.job import Job
 from hpcjobs.launch import recorded
 from hpcjobs.load import read_study_file
 from hpcjobs.paths import StudyPaths
+from hpcjobs.plan import make_plan
 from hpcjobs.study import open_study
 from hpcjobs.submission import Submission
 from hpcjobs.submit import main, make
@@ -239,7 +242,11 @@ def test_a_reader_that_leaves_early_causes_no_traceback(project: Path, lines: in
         (["--study", "option.yaml"], "'gamma': 'abc'} and pruner 'none'"),
         (["--study", "search.yaml", "--folder", "x" * 300], "/study.yaml: File name too long"),
         (["--study", "search.yaml", "--folder", "~nobody-here/x"], "~nobody-here/x: found no home of ~nobody-here"),
-        (["--resume", "nowhere"], "found no study.yaml"),
+        (["--study", "search.yaml", "--cluster", "site"], "did you mean site.yaml?"),
+        (["--resume", "nowhere"], "nowhere: found no such folder; allowed: a study folder"),
+        (["--resume", "."], "found no study.yaml"),
+        (["--resume", ".", "--workers", "2"], "as many as --set workers_per_node=N says"),
+        (["--resume", ".", "--mode", "cpx"], "with --set mode.default=MODE"),
         (["--resume", ".", "--study", "search.yaml"], "--study: found together with --resume"),
         (["--resume", ".", "--trials", "5"], "--trials: found '5' with --resume; allowed: +N"),
     ],
@@ -306,6 +313,25 @@ def test_an_impossible_argument_ends_with_2(
         main(["--study", "search.yaml", *arguments])
     assert error.value.code == 2
     assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["search.yaml"], "; did you mean --study search.yaml?"),
+        (["my search.yml", "--workers", "2"], "; did you mean --study 'my search.yml'?"),
+        (["--study", "search.yaml", "site.yaml"], ""),
+        (["--clutser", "site.yaml"], ""),
+    ],
+)
+def test_a_study_file_without_its_option_is_told_which(
+    project: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], hint: str
+) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(arguments)
+    assert error.value.code == 2
+    (told,) = [line for line in capsys.readouterr().err.splitlines() if "unrecognized arguments: " in line]
+    assert told.partition("; ")[2] == hint.removeprefix("; ")
 
 
 @pytest.mark.usefixtures("slurm")
@@ -447,6 +473,111 @@ def test_a_study_is_resumed_with_more_nodes_and_trials_but_never_made_twice(
     (project / "mine" / "submitit").chmod(0o777)
     assert submit("--resume", "mine") == 2
     assert "mine/submitit: everybody can write to it (mode 777)" in capsys.readouterr().err
+
+
+NO_GPU = ("--set", "gpu_vendor=none", "--set", "mode={by: none}")
+
+
+@pytest.mark.usefixtures("slurm")
+def test_what_a_resume_sets_counts_for_the_nodes_that_start_from_then_on(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "quick_objective.py").write_text(MODULE + "import os\ndef told(params, context):\n"
+                                                "    return float(os.environ['FOO'])\n")  # fmt: skip
+    (project / "search.yaml").write_text(STUDY.replace(":train", ":told"))
+    paths = StudyPaths(project / "mine")
+    new = ("--study", "search.yaml", "--cluster", "site.yaml", "--folder", "mine", "--trials", "2", "--epochs", "1")
+    assert submit(*new, *NO_GPU, "--workers", "2", "--set", "environment={FOO: '1'}", "--prepare") == 0
+    first = paths.config.read_bytes()
+
+    changes = ("--resume", "mine", "--set", "environment={FOO: '2'}", "--set", "workers_per_node=1", "--nodes", "2")
+    assert submit(*changes, "--dry-run") == 0
+    shown = capsys.readouterr().out
+    assert "1 a node" in shown and "every node that starts from now on" in shown
+    assert paths.config.read_bytes() == first
+    assert submit(*changes, "--prepare") == 0
+    assert read_study_file(paths).run.nodes == 1, "how many nodes is a matter of one submission"
+
+    subprocess.run([sys.executable, "-m", "hpcjobs.node", "mine"], check=True, capture_output=True)
+    assert [trial.values for trial in open_study(paths).trials()] == [[2.0], [2.0]]
+    (report,) = read_nodes(paths)
+    assert len(report.workers) == 1
+
+
+def test_a_study_that_sbatch_refused_goes_on_with_what_is_corrected(
+    project: Path, slurm: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    accepts = (slurm / "sbatch").read_text()
+    (slurm / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: invalid partition' >&2\nexit 1\n")
+    new = ("--study", "search.yaml", "--cluster", "site.yaml", "--folder", "mine", "--mode", "cpx")
+    assert submit(*new) == 2
+    (slurm / "sbatch").write_text(accepts)
+    corrected = ("--set", "slurm_partition=gpu", *NO_GPU, "--set", "workers_per_node=2")
+    assert submit("--resume", "mine", *corrected) == 0
+    assert "2 a node" in capsys.readouterr().out
+    file = read_study_file(StudyPaths(project / "mine"))
+    assert file.cluster is not None
+    assert (file.cluster.slurm_partition, file.cluster.gpu_vendor, file.cluster.workers_per_node) == ("gpu", "none", 2)
+    assert file.run.mode is None
+
+
+@pytest.mark.usefixtures("slurm")
+@pytest.mark.parametrize(
+    ("given", "setting", "mode"),
+    [
+        (("--mode", "cpx"), "mode.default=spx", "spx"),
+        (("--mode", "cpx"), "timeout_min=5", "cpx"),
+        (("--mode", "cpx"), "mode.by=comment", "cpx"),
+    ],
+)
+def test_a_mode_that_a_resume_sets_wins_over_the_one_the_study_began_with(
+    project: Path, given: tuple[str, ...], setting: str, mode: str
+) -> None:
+    assert submit("--study", "search.yaml", "--cluster", "site.yaml", "--folder", "mine", *given, "--prepare") == 0
+    assert submit("--resume", "mine", "--set", setting) == 0
+    assert make_plan(read_study_file(StudyPaths(project / "mine"))).mode == mode
+
+
+@pytest.mark.usefixtures("slurm")
+@pytest.mark.parametrize("options", [("--nodes", "2"), ("--trials", "+1"), ("--set", "timeout_min=60")])
+def test_a_resume_that_changes_nothing_leaves_study_yaml_alone(project: Path, options: tuple[str, ...]) -> None:
+    new = ("--study", "search.yaml", "--cluster", "site.yaml", "--folder", "mine", "--prepare")
+    assert submit(*new) == 0
+    config = StudyPaths(project / "mine").config
+    config.write_text(f"# mine\n{config.read_text()}")
+    before = config.read_bytes()
+    assert submit("--resume", "mine", *options) == 0
+    assert config.read_bytes() == before
+
+
+@pytest.mark.usefixtures("slurm")
+def test_a_resume_changes_nothing_of_a_study_whose_search_was_edited(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new = ("--study", "search.yaml", "--cluster", "site.yaml", "--folder", "mine", "--prepare")
+    assert submit(*new) == 0
+    config = StudyPaths(project / "mine").config
+    config.write_text(config.read_text().replace("max: 1.0", "max: 0.5"))
+    before = config.read_bytes()
+    assert submit("--resume", "mine", "--set", "timeout_min=5") == 2
+    assert "allowed: no change within a study" in capsys.readouterr().err
+    assert config.read_bytes() == before
+    assert submit("--resume", "mine", "--set", "study.epochs=5") == 2
+    assert "cluster.study: found an unknown key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("kind", "nodes", "told"), [("ext4", "2", True), ("ext4", "1", False), ("lustre", "2", False)])
+def test_several_nodes_on_a_filesystem_of_this_one_are_noted(
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    nodes: str,
+    told: bool,
+) -> None:
+    monkeypatch.setattr("hpcjobs.submit.mount_of", lambda folder: Mount(kind, (), "/"))
+    assert submit("--study", "search.yaml", "--cluster", "site.yaml", "--nodes", nodes, "--dry-run") == 0
+    assert ("do other nodes see it?" in capsys.readouterr().out) == told
 
 
 def test_a_resume_while_slurm_is_silent_tells_what_was_done_and_how_to_go_on(
