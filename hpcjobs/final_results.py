@@ -95,17 +95,26 @@ def completed(study: OpenStudy) -> list[FrozenTrial]:
     return study.trials((TrialState.COMPLETE,))
 
 
+def _reported(trial: FrozenTrial) -> dict[str, float]:
+    reported: dict[str, float] = (trial.user_attrs.get(RESULT) or {}).get("figures", {})
+    return reported
+
+
 def results_of(study: OpenStudy, plan: FinalPlan) -> FinalResults:
-    """The figures of all trainings that completed; the objective's value is one of them where it gives no others."""
+    """The figures of all trainings that completed. The objective's value is one of them, the first, unless a reported
+    figure of quality is the same number in each training."""
+    trainings = [(setting, trial) for trial in completed(study) if (setting := plan.setting_of(trial.params))]
+    names = {name for _, trial in trainings for name in _reported(trial)} - NOT_QUALITY
+    held = any(all(_reported(trial).get(name) == trial.values[0] for _, trial in trainings) for name in names)
+    value_name = "value" if study.file.value_name in NOT_QUALITY else study.file.value_name
     collected: dict[str, dict[str, list[float]]] = {setting: {} for setting in plan.settings}
-    for trial in completed(study):
-        setting = plan.setting_of(trial.params)
-        if setting is None:
-            continue
-        own = collected[setting]
-        reported: dict[str, float] = (trial.user_attrs.get(RESULT) or {}).get("figures", {})
-        for name, value in (reported or {study.file.value_name: trial.values[0]}).items():
-            own.setdefault(name, []).append(value)
+    for setting, trial in trainings:
+        reported = _reported(trial)
+        if not held:
+            others = {name: number for name, number in reported.items() if name != value_name}
+            reported = {value_name: trial.values[0], **others}
+        for name, number in reported.items():
+            collected[setting].setdefault(name, []).append(number)
     figures = {
         setting: {name: Spread.of(values) for name, values in own.items()} for setting, own in collected.items() if own
     }

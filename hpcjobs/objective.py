@@ -16,7 +16,9 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
+import inspect
 import json
 import os
 import subprocess
@@ -30,6 +32,8 @@ from hpcjobs.errors import EXIT_USER_ERROR, UserError, run_entry
 
 IMPORT_TIMEOUT_S = 120
 _ALLOWED = "module:function, importable where submit is called"
+_KINDS = {"parameters": Mapping, "environment": Mapping, "memory": Mapping, "final": str, "value_name": str}
+_ATTRIBUTES = frozenset({*_KINDS, "needs_data", "imports"})
 
 
 @dataclass(frozen=True)
@@ -44,23 +48,26 @@ class Declaration:
     value_name: str | None = None
 
 
-def resolve(text: str) -> Callable[..., Any]:
+def resolve(text: str, declared_as: str | None = None) -> Callable[..., Any]:
     """Import the function that ``text`` (``module:function``) names.
+
+    ``declared_as``: the attribute that names it, where it is not the objective itself.
 
     Raises:
         UserError: there is no such module, no such attribute in it, or it cannot be called. What the module itself
             raises while it is imported passes unchanged.
     """
+    place = f"objective: found {f'{declared_as} = ' if declared_as else ''}{text!r}"
     module_name, separator, attribute = text.partition(":")
     if not separator or not module_name or not attribute:
-        raise UserError(f"objective: found {text!r}; allowed: {_ALLOWED}; for example my_project.training:train")
+        raise UserError(f"{place}; allowed: {_ALLOWED}; for example my_project.training:train")
     try:
         target: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
         raise UserError(
-            f"objective: found {text!r}, but there is no module {error.name!r}; allowed: {_ALLOWED}; "
+            f"{place}, but there is no module {error.name!r}; allowed: {_ALLOWED}; "
             f"install it, or call submit in the folder that holds it (now {Path.cwd()})"
         ) from None
     for name in attribute.split("."):
@@ -71,24 +78,62 @@ def resolve(text: str) -> Callable[..., Any]:
 
             near = nearest(name, (n for n in vars(target) if not n.startswith("_")))
             raise UserError(
-                f"objective: found {text!r}, but {module_name} ({getattr(target, '__file__', None) or 'a namespace'}) "
+                f"{place}, but {module_name} ({getattr(target, '__file__', None) or 'a namespace'}) "
                 f"has no {name!r}; allowed: {_ALLOWED}{'; ' + near if near else ''}"
             ) from None
     if not callable(target):
-        raise UserError(
-            f"objective: found {text!r}, which is {type(target).__name__}; allowed: a function "
-            "(params, context) -> float"
-        )
+        raise UserError(f"{place}, which is {type(target).__name__}; allowed: a function (params, context) -> float")
     return target  # type: ignore[no-any-return]
+
+
+def _check_arguments(place: str, function: Callable[..., Any]) -> None:
+    """Raises UserError if the function does not take what a worker gives it."""
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):  # some that are written in C have none
+        return
+    try:
+        signature.bind({}, None)
+    except TypeError as error:
+        raise UserError(
+            f"{place}, which takes {signature} ({error}); allowed: a function (params, context) -> float"
+        ) from None
+
+
+def _check_names(text: str, function: Callable[..., Any]) -> None:
+    """Raises UserError if an attribute is a misspelt one of ours: it would be passed over in silence."""
+    # what classes and callable objects have beside it is their own affair
+    own = vars(function) if inspect.isfunction(function) else {}
+    for name in own:
+        near = difflib.get_close_matches(name, _ATTRIBUTES - own.keys(), n=1, cutoff=0.8)
+        if near and not name.startswith("_") and name not in _ATTRIBUTES:
+            raise UserError(
+                f"objective: found the attribute {text}.{name}; allowed: {', '.join(sorted(_ATTRIBUTES))}; did you "
+                f"mean {near[0]!r}? An attribute of your own may begin with _"
+            )
+
+
+def _check_final(text: str, final: str) -> None:
+    """Raises UserError if the function for the final training is not there: no trial would notice."""
+    declared_as = f"{text}.final"
+    try:
+        function = resolve(final, declared_as)
+    except UserError:
+        raise
+    except Exception as error:  # whatever its module raises
+        raise UserError(
+            f"objective: found {declared_as} = {final!r}, whose import raises {type(error).__name__}: {error}; "
+            "allowed: a module that submit can import; correct it, and import what is not here inside the function"
+        ) from error
+    _check_arguments(f"objective: found {declared_as} = {final!r}", function)
 
 
 def _check_declared(text: str, function: Callable[..., Any]) -> None:
     """Raises UserError if an attribute of the function is not of the kind that the module's text says."""
-    kinds = {"parameters": Mapping, "environment": Mapping, "memory": Mapping, "final": str, "value_name": str}
-    for name, kind in kinds.items():
+    for name, kind in _KINDS.items():
         value = getattr(function, name, None)
         if value is not None and not isinstance(value, kind):
-            allowed = "text" if kind is str else "a mapping"
+            allowed = "a mapping" if kind is Mapping else "the text module:function" if name == "final" else "text"
             raise UserError(f"objective: found {text}.{name} = {value!r}; allowed: {allowed}")
     for name, info in (getattr(function, "parameters", None) or {}).items():
         place = f"objective: found {text}.parameters[{name!r}]"
@@ -100,15 +145,23 @@ def _check_declared(text: str, function: Callable[..., Any]) -> None:
 
 
 def describe(text: str) -> dict[str, Any]:
-    """What the objective declares, as plain values. Imports it into this process."""
+    """What the objective declares, as plain values. Imports it, and its ``final``, into this process.
+
+    Raises:
+        UserError: one of them is not what it must be. What the objective's module raises passes unchanged.
+    """
     function = resolve(text)
+    _check_arguments(f"objective: found {text!r}", function)
+    _check_names(text, function)
     _check_declared(text, function)
-    declared = getattr(function, "parameters", None)
+    declared, final = getattr(function, "parameters", None), getattr(function, "final", None)
+    if final is not None:
+        _check_final(text, final)
     return {
         "parameters": None if declared is None else {str(name): dict(info) for name, info in declared.items()},
         "needs_data": bool(getattr(function, "needs_data", False)),
         "memory": getattr(function, "memory", None),
-        "final": getattr(function, "final", None),
+        "final": final,
         "value_name": getattr(function, "value_name", None),
         "environment": {str(name): str(value) for name, value in getattr(function, "environment", {}).items()},
         "module_file": getattr(sys.modules.get(function.__module__), "__file__", None),

@@ -6,9 +6,11 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 from optuna.trial import TrialState, create_trial
 from rich.console import Console
@@ -17,13 +19,13 @@ from hpcjobs.budget import claim, count, finish
 from hpcjobs.config import RunConfig, StudyConfig, StudyFile
 from hpcjobs.errors import UserError
 from hpcjobs.final_plan import BEST, DEFAULT, MAKING, FinalPlan, make_final, plan_final, read_plan
-from hpcjobs.final_results import FinalResults, Spread, table_of
+from hpcjobs.final_results import FinalResults, Spread, results_of, rows_of, table_of
 from hpcjobs.load import write_study_file
 from hpcjobs.owners import Owner
 from hpcjobs.paths import StudyPaths
 from hpcjobs.report import write_report
-from hpcjobs.sampling import distribution
-from hpcjobs.study import extend, open_study
+from hpcjobs.sampling import distribution, suggest
+from hpcjobs.study import OpenStudy, create_study, extend, open_study
 
 HERE = Path(__file__).parent
 
@@ -53,6 +55,14 @@ def planned(defaults: dict[str, Any], best: dict[str, Any], **more: Any) -> Fina
     )
     file = StudyFile(name="s", study=study, run=RunConfig(), defaults=defaults)
     return plan_final(file, trial, "m:final", seeds=2, epochs=7, nodes=None, local_cores=2)
+
+
+def complete_next(study: OpenStudy, value: Callable[[dict[str, Any]], float], figures: Any = None) -> None:
+    """As a worker ends its trial."""
+    trial_id = claim(study, Owner.of_this_process(element="e", agent="a", worker=0, token="t"))
+    assert trial_id is not None
+    params = suggest(optuna.Trial(study.optuna_study(), trial_id), study.file.study)
+    finish(study, trial_id, "t", TrialState.COMPLETE, value=value(params), result={"figures": figures or {}})
 
 
 def test_what_both_settings_share_is_fixed_and_the_rest_takes_exactly_two_values() -> None:
@@ -178,6 +188,19 @@ def test_an_objective_without_a_final_training_says_what_to_declare(studies: Any
     assert "declares no function for the final training" in done.stderr
 
 
+def test_a_final_training_that_is_not_there_is_told_before_anything_is_queued(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def train(params, context): ...\ntrain.final = 'mine:trian'\n")
+    config = StudyConfig.model_validate({"objective": "mine:train", "parameters": _space(), "trials": 1})
+    file = StudyFile(name="s", study=config, run=RunConfig(working_folder=tmp_path))
+    study = create_study(StudyPaths(tmp_path / "study"), file, [])
+    complete_next(study, lambda params: 1.0)
+    done = final(study.paths.folder)
+    assert done.returncode == 2
+    assert "objective: found mine:train.final = 'mine:trian', but mine (" in done.stderr
+    assert "did you mean 'train'?" in done.stderr
+    assert not (study.paths.folder / "final").exists()
+
+
 @pytest.mark.parametrize(
     "text", ["{", "[]", '{"failed": 0}', '{"failed": 0, "figures": {"default": {"map": {"mean": 1}}}}']
 )
@@ -229,3 +252,31 @@ def test_a_gain_within_the_spread_is_marked() -> None:
     assert "51.0 ± 1.0" in text
     assert "+6.0" in text
     assert "(+1.5)" in text
+
+
+@pytest.mark.parametrize(
+    ("figures", "columns"),
+    [
+        ([{}] * 4, {"loss": "-0.25"}),
+        ([{"images_per_s": 100.0}] * 4, {"loss": "-0.25"}),
+        ([{"top1": 0.5, "images_per_s": 100.0}] * 4, {"loss": "-0.25", "top1": "(+0)"}),
+        ([{"loss": 0.5}] * 4, {"loss": "-0.25"}),
+        # the value under another name: once is enough
+        ([{"map": value, "recall": 1.0} for value in (0.5, 0.75, 0.5, 0.75)], {"mAP %": "-25.0", "R %": "(+0.0)"}),
+        # the same number by chance, in three of four
+        ([{"top1": 0.5}, {"top1": 0.75}, {"top1": 0.5}, {"top1": 0.5}], {"loss": "-0.25", "top1": "(-0.125)"}),
+    ],
+)
+def test_the_value_is_compared_unless_a_reported_figure_holds_it(
+    figures: list[dict[str, float]], columns: dict[str, str], tmp_path: Path
+) -> None:
+    plan = planned({"x": 0.5, "kind": "a"}, {"x": 0.7, "kind": "a"})
+    plan = FinalPlan(plan.file.model_copy(update={"value_name": "loss"}), plan.settings, plan.starts, plan.best_trial)
+    paths = StudyPaths(tmp_path / "final")
+    make_final(paths, plan)
+    study = open_study(paths)
+    for own in figures:
+        complete_next(study, lambda params: 0.5 if plan.setting_of(params) == BEST else 0.75, own)
+    header, default, best, gain = rows_of(results_of(study, plan))
+    assert dict(zip(header[1:], gain[1:], strict=True)) == columns
+    assert (default[0], best[0], gain[0]) == (DEFAULT, BEST, "gain")

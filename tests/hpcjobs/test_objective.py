@@ -42,6 +42,33 @@ def named(params, context): ...
 named.value_name = 5
 def remembering(params, context): ...
 remembering.memory = "lots"
+def alone(params): ...
+def many(params, context, size): ...
+def misspelt(params, context): ...
+misspelt.paramters = {}
+def own(params, context): ...
+own.memory = {}
+own.memory_gb = 5
+own._final = 5
+own.notes = "anything"
+def lost(params, context): ...
+lost.final = "wrong:remembring"
+def away(params, context): ...
+away.final = "nowhere:train"
+def direct(params, context): ...
+direct.final = lost
+def narrow(params, context): ...
+narrow.final = "wrong:alone"
+def heavy(params, context): ...
+heavy.final = "raising:train"
+def heavier(params, context): ...
+heavier.final = "broken:train"
+def whole(params, context): ...
+whole.final = "wrong:lost"
+class Callable:
+    finale = 5
+    def __call__(self, params, context): ...
+instance = Callable()
 """
 
 
@@ -84,6 +111,32 @@ def test_what_an_objective_declares_is_found_without_importing_it_here() -> None
         ("wrong:bounded", "found wrong:bounded.parameters['x']['min'] = 'a'; allowed: a number"),
         ("wrong:named", "found wrong:named.value_name = 5; allowed: text"),
         ("wrong:remembering", "found wrong:remembering.memory = 'lots'; allowed: a mapping"),
+        (
+            "wrong:alone",
+            "found 'wrong:alone', which takes (params) (too many positional arguments); allowed: a function",
+        ),
+        (
+            "wrong:many",
+            "which takes (params, context, size) (missing a required argument: 'size'); allowed: a function",
+        ),
+        (
+            "wrong:misspelt",
+            "found the attribute wrong:misspelt.paramters; allowed: environment, final, imports, memory",
+        ),
+        ("wrong:misspelt", "did you mean 'parameters'? An attribute of your own may begin with _"),
+        ("wrong:lost", "found wrong:lost.final = 'wrong:remembring', but wrong ("),
+        (
+            "wrong:lost",
+            "has no 'remembring'; allowed: module:function, importable where submit is called; did you mean",
+        ),
+        ("wrong:away", "found wrong:away.final = 'nowhere:train', but there is no module 'nowhere'; allowed: module:"),
+        ("wrong:direct", "; allowed: the text module:function"),
+        ("wrong:narrow", "found wrong:narrow.final = 'wrong:alone', which takes (params) (too many positional"),
+        (
+            "wrong:heavy",
+            "wrong:heavy.final = 'raising:train', whose import raises RuntimeError: no licence found; allowed",
+        ),
+        ("wrong:heavier", "whose import raises ModuleNotFoundError: No module named 'not_installed_anywhere'; allowed"),
         ("my_tuning:number", "found 'my_tuning:number', which is int; allowed: a function (params, context) -> float"),
         ("my_tuning", "found 'my_tuning'; allowed: module:function"),
         ("broken:train", "No module named 'not_installed_anywhere'"),
@@ -96,6 +149,14 @@ def test_an_objective_that_cannot_be_imported_is_refused_with_its_reason(text: s
         inspect_objective(text)
     assert str(error.value).startswith("objective: ")
     assert expected in str(error.value)
+
+
+@pytest.mark.usefixtures("project")
+def test_what_is_the_users_own_or_has_no_signature_is_accepted() -> None:
+    assert inspect_objective("wrong:own").memory == {}
+    assert inspect_objective("wrong:whole").final == "wrong:lost"
+    assert inspect_objective("wrong:instance") == Declaration(None, needs_data=False)
+    assert inspect_objective("builtins:min") == Declaration(None, needs_data=False)
 
 
 @pytest.mark.usefixtures("project")
