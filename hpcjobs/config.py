@@ -11,7 +11,16 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 PartitionMode = Literal["spx", "dpx", "qpx", "cpx"]
@@ -175,6 +184,14 @@ class StudyConfig(Strict):
     stop_after_errors: Annotated[int, Field(strict=True, ge=0)] = 8
     # fixed whole numbers, such as the batch size, that are halved for a trial that runs out of GPU memory
     halve_on_gpu_memory: tuple[Line, ...] = ()
+
+    @field_validator("sampler", "pruner", mode="before")
+    @classmethod
+    def _a_mapping(cls, given: Any, info: ValidationInfo) -> Any:
+        if not isinstance(given, (dict, NamedWithOptions)):
+            name = "tpe" if info.field_name == "sampler" else "asha"
+            raise mistake((), given, f"a mapping, such as {{name: {name}}}")
+        return given
 
     @field_validator("sampler")
     @classmethod

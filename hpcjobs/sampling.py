@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
+import inspect
 import warnings
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hpcjobs.errors import UserError
+from hpcjobs.load import Mistake, mistakes_error, nearest
 
 if TYPE_CHECKING:
     import optuna
 
     from hpcjobs.config import Choice, NamedWithOptions, Parameter, StudyConfig
+    from hpcjobs.yaml_file import Document
 
 SAMPLERS = {
     "tpe": "ReportsTPESampler",  # our own: see hpcjobs.tpe
@@ -33,29 +35,51 @@ PRUNERS = {
 }
 
 
-def _class_name(kind: str, named: NamedWithOptions, known: dict[str, str]) -> str:
+# what options cannot set: the study has its own
+_NOT_OPTIONS = frozenset({"self", "seed", "epochs", "wrapped_pruner"})
+
+
+def _refusal(document: Document | None, mistake: Mistake) -> UserError:
+    """With file and line where the study comes from a file that people edit."""
+    if document is not None:
+        return mistakes_error(document, [mistake])
+    near = f"; {mistake.remedy}" if mistake.remedy else ""
+    return UserError(f"study: {mistake.found}; allowed are {mistake.allowed}{near}")
+
+
+def _class_name(kind: str, named: NamedWithOptions, known: dict[str, str], document: Document | None) -> str:
     if named.name in known:
         return known[named.name]
-    nearest = difflib.get_close_matches(named.name, known, n=1)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    raise UserError(f"study: unknown {kind} {named.name!r}; allowed are {', '.join(sorted(known))}{hint}")
+    found = f"unknown {kind} {named.name!r}"
+    raise _refusal(document, Mistake((kind, "name"), ", ".join(sorted(known)), found, nearest(named.name, known)))
 
 
-def _build(kind: str, named: NamedWithOptions, module: Any, class_name: str, **more: Any) -> Any:
+def _build(
+    kind: str, named: NamedWithOptions, module: Any, class_name: str, document: Document | None, **more: Any
+) -> Any:
     options: dict[str, Any] = dict(named.options)
     if class_name == "PatientPruner":
         options.setdefault("patience", 1)
         more["wrapped_pruner"] = None
+    wanted = getattr(module, class_name)
+    known = sorted(inspect.signature(wanted).parameters.keys() - _NOT_OPTIONS)
+    for option in options:
+        if option not in known:
+            found = f"unknown option {option!r} of {kind} {named.name!r}"
+            allowed = ", ".join(known) or "none"
+            raise _refusal(document, Mistake((kind, "options", option), allowed, found, nearest(option, known)))
     with warnings.catch_warnings():
         # the options that a study needs (constant_liar, multivariate) are marked experimental since years
         warnings.simplefilter("ignore")
         try:
-            return getattr(module, class_name)(**options, **more)
+            return wanted(**options, **more)
         except (TypeError, ValueError) as error:
             raise UserError(f"study: the options {options} of {kind} {named.name!r} do not work: {error}") from error
 
 
-def make_sampler(config: StudyConfig, trial_number: int | None = None) -> optuna.samplers.BaseSampler:
+def make_sampler(
+    config: StudyConfig, trial_number: int | None = None, document: Document | None = None
+) -> optuna.samplers.BaseSampler:
     """The study's sampler, seeded for one trial: what a trial draws does not depend on the worker that draws it.
 
     Raises:
@@ -69,13 +93,13 @@ def make_sampler(config: StudyConfig, trial_number: int | None = None) -> optuna
     seed = None
     if config.seed is not None:
         seed = int(np.random.SeedSequence([config.seed, trial_number or 0]).generate_state(1)[0])
-    class_name = _class_name("sampler", config.sampler, SAMPLERS)
+    class_name = _class_name("sampler", config.sampler, SAMPLERS, document)
     module: ModuleType = tpe if class_name == "ReportsTPESampler" else optuna.samplers
-    sampler: optuna.samplers.BaseSampler = _build("sampler", config.sampler, module, class_name, seed=seed)
+    sampler: optuna.samplers.BaseSampler = _build("sampler", config.sampler, module, class_name, document, seed=seed)
     return sampler
 
 
-def make_pruner(config: StudyConfig) -> optuna.pruners.BasePruner:
+def make_pruner(config: StudyConfig, document: Document | None = None) -> optuna.pruners.BasePruner:
     """The study's pruner.
 
     Raises:
@@ -85,26 +109,27 @@ def make_pruner(config: StudyConfig) -> optuna.pruners.BasePruner:
 
     from hpcjobs import halving
 
-    class_name = _class_name("pruner", config.pruner, PRUNERS)
+    class_name = _class_name("pruner", config.pruner, PRUNERS, document)
     module: ModuleType = optuna.pruners
     more: dict[str, Any] = {}
     if class_name == "HalvingPruner":
         module, more = halving, {"epochs": config.epochs}
-    pruner: optuna.pruners.BasePruner = _build("pruner", config.pruner, module, class_name, **more)
+    pruner: optuna.pruners.BasePruner = _build("pruner", config.pruner, module, class_name, document, **more)
     return pruner
 
 
-def check_sampling(config: StudyConfig) -> None:
+def check_sampling(config: StudyConfig, document: Document | None = None) -> None:
     """Draw one trial from the search space, past the sampler's random start, and let the pruner look at it.
 
     Some samplers import what they need, or look at their options, only then: in a job that would cost every trial.
+    ``document``: the file that the study was read from, for messages.
 
     Raises:
         UserError: sampler or pruner cannot do it.
     """
     import optuna
 
-    sampler, pruner = make_sampler(config, 0), make_pruner(config)
+    sampler, pruner = make_sampler(config, 0, document), make_pruner(config, document)
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:

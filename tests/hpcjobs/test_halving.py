@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import optuna
@@ -13,9 +15,10 @@ from hpcjobs.config import NamedWithOptions, StudyConfig
 from hpcjobs.errors import UserError
 from hpcjobs.failures import Failure, FailureClass
 from hpcjobs.halving import HalvingPruner, rungs_of
+from hpcjobs.load import load_study
 from hpcjobs.owners import Owner
 from hpcjobs.recovery import recover
-from hpcjobs.sampling import make_pruner, make_sampler, suggest
+from hpcjobs.sampling import check_sampling, make_pruner, make_sampler, suggest
 
 ASHA = NamedWithOptions(name="asha")
 
@@ -141,6 +144,50 @@ def test_wrong_options_are_the_users_mistake(options: dict[str, Any]) -> None:
     pruner = {"name": "asha", "options": options}
     with pytest.raises(UserError, match="asha"):
         make_pruner(StudyConfig.model_validate({"parameters": space, "pruner": pruner}))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "without_file"),
+    [
+        (
+            "pruner: {name: asha, options: {reduction_facto: 2}}",
+            "pruner.options.reduction_facto: found unknown option 'reduction_facto' of pruner 'asha'; allowed: "
+            "first_reduction_factor, min_resource, reduction_factor; did you mean 'reduction_factor'?",
+            "study: unknown option 'reduction_facto' of pruner 'asha'; allowed are first_reduction_factor, ",
+        ),
+        (
+            "pruner: {name: asha, options: {epochs: 2}}",
+            "unknown option 'epochs' of pruner 'asha'; allowed: first_reduction_factor, min_resource, reduction_factor",
+            "unknown option 'epochs'",
+        ),
+        (
+            "pruner: {name: none, options: {patience: 2}}",
+            "unknown option 'patience' of pruner 'none'; allowed: none",
+            "allowed are none",
+        ),
+        (
+            "sampler: {name: random, options: {seed: 2}}",
+            "sampler.options.seed: found unknown option 'seed' of sampler 'random'; allowed: none",
+            "unknown option 'seed'",
+        ),
+        (
+            "sampler: {name: tpee}",
+            "sampler.name: found unknown sampler 'tpee'; allowed: cmaes, gp, qmc, random, tpe; did you mean 'tpe'?",
+            "study: unknown sampler 'tpee'; allowed are cmaes, gp, qmc, random, tpe; did you mean 'tpe'?",
+        ),
+    ],
+)
+def test_what_is_misspelt_is_told_with_all_that_is_allowed(
+    text: str, expected: str, without_file: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(f"parameters:\n  x: {{type: uniform, min: 0, max: 1}}\n{text}\n")
+    study, document = load_study(path)
+    with pytest.raises(UserError, match=re.escape(f"{path}, line 3, ")) as error:
+        check_sampling(study, document)
+    assert expected in str(error.value)
+    with pytest.raises(UserError, match=re.escape(without_file)):
+        check_sampling(study)
 
 
 def test_no_two_of_64_running_trials_are_alike() -> None:
