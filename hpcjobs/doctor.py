@@ -19,7 +19,7 @@ from rich.text import Text
 
 from hpcjobs.doctor_quota import QuotaUnknownError, Room, quotas
 from hpcjobs.errors import UserError, run_entry
-from hpcjobs.filesystem import Probe, decide_lock, held_on_another_node, probe
+from hpcjobs.filesystem import Probe, decide_lock, held_on_another_node, is_node_local, mount_of, probe
 from hpcjobs.load import load_cluster
 from hpcjobs.paths import StudyPaths, write_atomically
 from hpcjobs.site import free_files, look
@@ -84,7 +84,8 @@ def examine(profile: Path, name: str, folder: Path, *, as_json: bool) -> int:
     except QuotaUnknownError as error:
         site.problems.append(str(error))
     tried = probe(folder)
-    rows = findings(site, rooms, (tried.lock, tried.reason))
+    alone = is_node_local(mount_of(folder))
+    rows = findings(site, rooms, (tried.lock, tried.reason), one_node_alone=alone)
     code = 1 if any(row.verdict == "wrong" for row in rows) else 0
     if as_json:
         known = cluster.model_dump(mode="json") if cluster else None

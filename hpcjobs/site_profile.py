@@ -76,12 +76,19 @@ def _time_lines(partition: SlurmPartition) -> list[str]:
     return [f"timeout_min: {chosen}             # {told}", f"signal_delay_s: {min(300, chosen * 15)}"]
 
 
-def findings(site: Site, rooms: Iterable[Room], lock: tuple[str, str]) -> list[Finding]:
-    """The table: the worst first. ``rooms``: of the filesystem and of quotas; ``lock``: which one, and why."""
+def findings(
+    site: Site, rooms: Iterable[Room], lock: tuple[str, str], *, one_node_alone: bool = False
+) -> list[Finding]:
+    """The table: the worst first. ``rooms``: of the filesystem and of quotas; ``lock``: which one, and why.
+
+    ``one_node_alone``: the filesystem is one that other nodes do not see, as far as its type tells.
+    """
     rows = [*_of_slurm(site), *_of_nodes(site), *_of_software(site)]
     kind, reason = lock
     remedy = "" if kind == "kernel" else "slower, and as safe; another filesystem may have kernel locks"
-    rows.append(Finding("lock of a study", "right" if kind == "kernel" else "doubtful", f"{kind}: {reason}", remedy))
+    if one_node_alone:
+        remedy = "if they do not, make studies of several nodes in a folder that all of them see"
+    rows.append(Finding("lock of a study", "doubtful" if remedy else "right", f"{kind}: {reason}", remedy))
     for room in rooms:
         rows += _of_room(room)
     rows += [Finding("question", "doubtful", problem, "ask the site, or pass over it") for problem in site.problems]

@@ -31,7 +31,7 @@ lrd_all_serial|up|4:00:00|1|112|494000|(null)|(null)
 broken|down|1:00|9999|32|1000|gpu:a100:8|(null)
 """
 SWITCHED = "gpu*|up|infinite|4|64|256000|gpu:mi300x:8|mi300x,spx,dpx,qpx,cpx\n"
-LOCK = ("kernel", "ext4 is a filesystem of this node alone")
+LOCK = ("kernel", "NFS turns flock into a lock of the server")
 SETTINGS = {"MaxArraySize": "1001", "AccountingStorageType": "accounting_storage/slurmdbd"}
 
 
@@ -164,6 +164,18 @@ def test_little_space_is_told(free_gb: float, verdict: str) -> None:
 def test_a_lock_file_is_told_with_its_reason() -> None:
     row = next(row for row in findings(site(LUMI), [], ("soft", "flock does not work here")) if "lock" in row.what)
     assert (row.verdict, row.found) == ("doubtful", "soft: flock does not work here")
+
+
+@pytest.mark.parametrize(("kind", "verdict"), [("ext4", "doubtful"), ("tmpfs", "doubtful"), ("gpfs", "right")])
+def test_a_folder_that_other_nodes_may_not_see_is_doubtful(
+    kind: str, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module in ("filesystem", "doctor"):
+        monkeypatch.setattr(f"hpcjobs.{module}.mount_of", lambda folder: Mount(kind, (), "/"))
+    examine(tmp_path / "mine.yaml", "mine", tmp_path, as_json=True)
+    (row,) = [row for row in json.loads(capsys.readouterr().out)["findings"] if row["what"] == "lock of a study"]
+    assert row["verdict"] == verdict
+    assert ("do other nodes see this folder?" in row["found"]) == bool(row["remedy"]) == (verdict == "doubtful")
 
 
 LUSTRE = """\
