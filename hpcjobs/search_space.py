@@ -24,17 +24,22 @@ def check_search_space(study: StudyConfig, declaration: Declaration, document: D
     """
     if declaration.parameters is None:
         return
-    mistakes = list(_mistakes(study, declaration.parameters))
+    known = declaration.parameters
+    keys: list[KeyPath] = [("parameters", name) for name in study.parameters]
+    keys += [("fixed", name) for name in study.fixed]
+    unknown = sorted((key for key in keys if key[-1] not in known), key=lambda key: document.line(key) or 0)
+    mistakes = [_unknown(key, study, known, is_first=key == unknown[0]) for key in unknown]
+    mistakes += _wrong_values(study, known)
     if mistakes:
         raise mistakes_error(document, mistakes)
 
 
-def _mistakes(study: StudyConfig, known: Mapping[str, Mapping[str, Any]]) -> Iterator[Mistake]:
+def _wrong_values(study: StudyConfig, known: Mapping[str, Mapping[str, Any]]) -> Iterator[Mistake]:
     for name, parameter in study.parameters.items():
         key: KeyPath = ("parameters", name)
         if name not in known:
-            yield _unknown(key, name, study, known)
-        elif isinstance(parameter, Categorical):
+            continue
+        if isinstance(parameter, Categorical):
             for index, value in enumerate(parameter.values):
                 yield from _value((*key, "values", index), value, known[name])
         else:
@@ -49,17 +54,15 @@ def _mistakes(study: StudyConfig, known: Mapping[str, Mapping[str, Any]]) -> Ite
     for name, value in study.fixed.items():
         if name in known:
             yield from _value(("fixed", name), value, known[name])
-        else:
-            yield _unknown(("fixed", name), name, study, known)
 
 
-def _unknown(key: KeyPath, name: str, study: StudyConfig, known: Mapping[str, Any]) -> Mistake:
-    return Mistake(
-        key,
-        f"the parameters of {study.objective}: {', '.join(sorted(known))}",
-        "no such parameter",
-        nearest(name, known),
-    )
+def _unknown(key: KeyPath, study: StudyConfig, known: Mapping[str, Any], *, is_first: bool) -> Mistake:
+    """The names are many: they are listed for the first mistake of a file."""
+    # the full form alone can name another objective
+    taken = "" if "objective" in study.model_fields_set else " (no objective: is given, so AutoSpeed's is taken)"
+    names = f": {', '.join(sorted(known))}" if is_first else ", listed above"
+    allowed = f"the parameters of {study.objective}{taken if is_first else ''}{names}"
+    return Mistake(key, allowed, "no such parameter", nearest(str(key[-1]), known))
 
 
 def _value(key: KeyPath, value: Choice, info: Mapping[str, Any]) -> Iterator[Mistake]:

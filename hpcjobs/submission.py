@@ -102,7 +102,7 @@ def new_submission(options: argparse.Namespace) -> Submission:
     check_search_space(study, declaration, document)
     from hpcjobs.sampling import check_sampling
 
-    check_sampling(study)
+    check_sampling(study, document)
     # people look at a plan before hours of preparing data, and before they have a project
     lacks = told_or_raised(
         options.dry_run,

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from autospeed_model.hyperparameters import PARAMETERS, Hyperparameters
+from hpcjobs.config import StudyConfig
 from hpcjobs.errors import UserError
 from hpcjobs.load import load_study
 from hpcjobs.objective import Declaration
@@ -80,6 +81,23 @@ def test_a_value_that_the_objective_takes_is_accepted(tmp_path: Path, text: str)
 def test_all_mistakes_against_the_declaration_are_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"2 mistakes\n  line 2, .*\n  line 3, "):
         check(tmp_path, "lr: 2\nsise: n")
+
+
+def test_the_names_are_listed_once_and_where_they_come_from(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as error:
+        check(tmp_path, "lrr: 0.5\nsise: {type: categorical, values: [n, m]}")
+    first, second = str(error.value).splitlines()[1:]
+    listed = ": anything, bias, layers, lr, ok, size, title; did you mean 'lr'?"
+    assert (
+        f"{StudyConfig.model_fields['objective'].default} (no objective: is given, so AutoSpeed's is taken){listed}"
+        in first
+    )
+    assert second.endswith("train_trial, listed above; did you mean 'size'?")
+    path = tmp_path / "full.yaml"
+    path.write_text("objective: mine:train\nparameters:\n  y: {type: uniform, min: 0, max: 1}\n")
+    study, document = load_study(path)
+    with pytest.raises(UserError, match=r"allowed: the parameters of mine:train: ok$"):
+        check_search_space(study, Declaration({"ok": {}}, needs_data=False), document)
 
 
 def test_an_objective_without_a_declaration_takes_any_name() -> None:

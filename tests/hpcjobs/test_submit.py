@@ -238,7 +238,7 @@ def test_a_reader_that_leaves_early_causes_no_traceback(project: Path, lines: in
         (["--study", "missing.yaml"], "there is no module 'nowhere'"),
         (["--study", "hungry.yaml"], "--data: found nothing, but the objective needs prepared data"),
         (["--study", "hungry.yaml", "--data", "."], "found no manifest.json"),
-        (["--study", "sampler.yaml"], "unknown sampler 'tpee'"),
+        (["--study", "sampler.yaml"], "sampler.yaml, line 4, sampler.name: found unknown sampler 'tpee'"),
         (["--study", "option.yaml"], "'gamma': 'abc'} and pruner 'none'"),
         (["--study", "search.yaml", "--folder", "x" * 300], "/study.yaml: File name too long"),
         (["--study", "search.yaml", "--folder", "~nobody-here/x"], "~nobody-here/x: found no home of ~nobody-here"),
