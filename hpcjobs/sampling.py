@@ -8,13 +8,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hpcjobs.errors import UserError
-from hpcjobs.load import Mistake, mistakes_error, nearest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import optuna
 
     from hpcjobs.config import Choice, NamedWithOptions, Parameter, StudyConfig
-    from hpcjobs.yaml_file import Document
+    from hpcjobs.yaml_file import Document, KeyPath
 
 SAMPLERS = {
     "tpe": "ReportsTPESampler",  # our own: see hpcjobs.tpe
@@ -39,8 +40,11 @@ PRUNERS = {
 _NOT_OPTIONS = frozenset({"self", "seed", "epochs", "wrapped_pruner"})
 
 
-def _refusal(document: Document | None, mistake: Mistake) -> UserError:
+def _unknown(document: Document | None, key: KeyPath, found: str, name: str, known: Iterable[str]) -> UserError:
     """With file and line where the study comes from a file that people edit."""
+    from hpcjobs.load import Mistake, mistakes_error, nearest  # late: every worker imports this module
+
+    mistake = Mistake(key, ", ".join(known) or "none", found, nearest(name, known))
     if document is not None:
         return mistakes_error(document, [mistake])
     near = f"; {mistake.remedy}" if mistake.remedy else ""
@@ -51,7 +55,7 @@ def _class_name(kind: str, named: NamedWithOptions, known: dict[str, str], docum
     if named.name in known:
         return known[named.name]
     found = f"unknown {kind} {named.name!r}"
-    raise _refusal(document, Mistake((kind, "name"), ", ".join(sorted(known)), found, nearest(named.name, known)))
+    raise _unknown(document, (kind, "name"), found, named.name, sorted(known))
 
 
 def _build(
@@ -66,8 +70,7 @@ def _build(
     for option in options:
         if option not in known:
             found = f"unknown option {option!r} of {kind} {named.name!r}"
-            allowed = ", ".join(known) or "none"
-            raise _refusal(document, Mistake((kind, "options", option), allowed, found, nearest(option, known)))
+            raise _unknown(document, (kind, "options", option), found, option, known)
     with warnings.catch_warnings():
         # the options that a study needs (constant_liar, multivariate) are marked experimental since years
         warnings.simplefilter("ignore")
